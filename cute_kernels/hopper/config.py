@@ -1,0 +1,110 @@
+"""Tile configurations of the warp-specialised kernels: they enumerate, validate and explain themselves without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+SMEM_CAPACITY = 232_448  # bytes of dynamic shared memory one SM90 CTA can have
+SMEM_HEADER = 1024  # barriers, padded to the alignment of the first swizzled buffer
+ELEMENT = 2  # bytes of a bf16 or fp16 element
+STAGE_K = 64 * ELEMENT  # bytes of one row of a stage
+
+
+class ConfigError(ValueError):
+    """A configuration that the kernel cannot run, found before anything is compiled or launched."""
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """One way to run a warp-specialised kernel.
+
+    tile_m, tile_n: rows and columns of the output that one CTA owns at a time.
+    warp_groups: consumer warp groups; each owns tile_m / warp_groups rows, in slabs of 64.
+    cluster: (along M, along N) CTAs that share operands by TMA multicast.
+    stages: depth of the ring, 64 elements of K each. epi_slots: store slots of (64, epi_n) per warp group.
+    group: rows of clusters that are walked together before the next column (L2 reuse).
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    warp_groups: int = 2
+    cluster: tuple[int, int] = (1, 1)
+    stages: int = 4
+    epi_slots: int = 2
+    group: int = 8
+
+    @property
+    def name(self) -> str:
+        return f"{self.tile_m}x{self.tile_n}_{self.cluster[0]}x{self.cluster[1]}_s{self.stages}_g{self.group}"
+
+    @property
+    def epi_n(self) -> int:
+        """Columns of one store slot: the widest swizzle (128, 64 or 32 bytes) that divides the tile."""
+        return next((n for n in (64, 32, 16) if self.tile_n % n == 0), 8)
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.warp_groups + 1)
+
+    def smem_bytes(self, b_parts: int) -> int:
+        """Dynamic shared memory in bytes when one B stage stacks `b_parts` blocks of tile_n rows."""
+        ring = self.stages * (self.tile_m + b_parts * self.tile_n) * STAGE_K
+        return SMEM_HEADER + ring + self.warp_groups * self.epi_slots * 64 * self.epi_n * ELEMENT
+
+    def accumulators(self, b_parts: int) -> int:
+        """fp32 accumulator registers per consumer thread."""
+        return self.tile_m // self.warp_groups * self.tile_n * b_parts // 128
+
+    def validate(self, b_parts: int = 1) -> TileConfig:
+        """Returns self; raises ConfigError with the field, what was got and what is allowed."""
+
+        def need(ok: bool, text: str) -> None:
+            if not ok:
+                raise ConfigError(f"config {self.name}: {text}")
+
+        need(self.warp_groups in (1, 2), f"warp_groups is {self.warp_groups}, allowed: 1, 2")
+        need(
+            self.tile_m > 0 and self.tile_m % (64 * self.warp_groups) == 0,
+            f"tile_m is {self.tile_m}, must be a multiple of 64 * warp_groups = {64 * self.warp_groups}",
+        )
+        need(self.tile_n > 0 and self.tile_n % 16 == 0, f"tile_n is {self.tile_n}, must be a multiple of 16")
+        need(
+            self.tile_n * b_parts <= 256,
+            f"tile_n * {b_parts} B block(s) is {self.tile_n * b_parts}, a WGMMA is at most 256 columns wide",
+        )
+        need(
+            self.accumulators(b_parts) <= 128 + 64,
+            f"{self.accumulators(b_parts)} accumulators per thread, at most 192 fit beside the rest in 240 registers",
+        )
+        need(
+            len(self.cluster) == 2 and all(c in (1, 2) for c in self.cluster),
+            f"cluster is {self.cluster}, allowed: 1 or 2 along each axis",
+        )
+        for axis, extent in ((1, self.tile_m), (0, self.tile_n)):
+            need(
+                extent % (8 * self.cluster[axis]) == 0,
+                f"{extent} rows do not split into {self.cluster[axis]} multicast shares of whole 8-row swizzle atoms",
+            )
+        need(self.stages >= 2, f"stages is {self.stages}, must be at least 2")
+        slabs = self.tile_m // self.warp_groups // 64 * (self.tile_n // self.epi_n)
+        need(
+            self.epi_slots >= 1 and slabs % self.epi_slots == 0,
+            f"epi_slots is {self.epi_slots}, must divide the {slabs} store slots of a tile",
+        )
+        need(self.group >= 1, f"group is {self.group}, must be at least 1")
+        need(
+            self.smem_bytes(b_parts) <= SMEM_CAPACITY,
+            f"needs {self.smem_bytes(b_parts)} bytes of shared memory, {SMEM_CAPACITY} are available",
+        )
+        return self
+
+    def explain(self, b_parts: int = 1) -> str:
+        """One line for people: what a CTA owns, what it costs."""
+        return (
+            f"{self.name}: {self.warp_groups} consumer warp group(s) on {self.tile_m} x {self.tile_n} outputs, "
+            f"{self.accumulators(b_parts)} accumulators per thread, {self.stages} stages, "
+            f"{self.smem_bytes(b_parts)} of {SMEM_CAPACITY} B shared memory, cluster {self.cluster[0]} x {self.cluster[1]}"
+        )
+
+    def with_(self, **changes) -> TileConfig:
+        return replace(self, **changes)

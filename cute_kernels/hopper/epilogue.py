@@ -1,0 +1,79 @@
+"""Accumulator to global memory: stmatrix into a swizzled slot of shared memory, then a TMA store.
+
+Each consumer warp group has its own ring of slots and stores its own rows, so warp groups never wait for one another.
+The store of one slot runs while the next is computed; TMA clips what lies beyond the tensor.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+
+from . import tiles
+
+SLOT_M = 64  # rows that one warp group's WGMMA covers
+ATOMS = {64: "K_SW128", 32: "K_SW64", 16: "K_SW32", 8: "K_INTER"}  # slot columns of 16 bits -> widest swizzle
+
+
+def slot_layout(dtype, columns: int, slots: int | None = None) -> cute.ComposedLayout:
+    """Row-major shared-memory layout (64, columns[, slots]), swizzled over the whole width of a slot."""
+    atom = warpgroup.make_smem_layout_atom(getattr(warpgroup.SmemLayoutAtomKind, ATOMS[columns]), dtype)
+    shape = (SLOT_M, columns) if slots is None else (SLOT_M, columns, slots)
+    return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
+
+
+def tma_store(tensor: cute.Tensor, columns: int):
+    """(copy atom, coordinate tensor) that send one slot to a row-major tensor."""
+    layout = slot_layout(tensor.element_type, columns)
+    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, layout, (SLOT_M, columns))
+
+
+def stmatrix_copy(dtype, columns: int) -> cute.TiledCopy:
+    """Tiled stmatrix copy of a 64 x columns slab whose values sit as a WGMMA leaves them."""
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), dtype)
+    return cute.make_tiled_copy_C(atom, tiles.tiled_mma(dtype, columns))
+
+
+@cute.jit
+def store_slab(
+    value,
+    copy: cute.TiledCopy,
+    slots: cute.Tensor,
+    slot,
+    in_ring: cutlass.Constexpr,
+    tma_atom: cute.CopyAtom,
+    target: cute.Tensor,
+    thread,
+    barrier_id,
+):
+    """Store one (64, columns) slab through slot number `slot`: `value(v)` is the fp32 value number v of a thread's share.
+
+    slots: (64, columns, all slots) of shared memory, of which this warp group's ring has `in_ring`, used in turn.
+    target: the slab's tile of the output's coordinate tensor. thread: 0..127 in the warp group. barrier_id: a named
+    barrier of these 128 threads.
+    """
+    dtype = slots.element_type
+    columns = cute.size(slots, mode=[1])
+    out = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)  # a WGMMA accumulator of 64 x columns
+    for v in cutlass.range_constexpr(cute.size(out)):
+        out[v] = value(v).to(dtype)
+    storing = thread // 32 == 0  # one warp stores; it alone knows how many stores are in flight
+    if storing:
+        cute.arch.cp_async_bulk_wait_group(in_ring - 1, read=True)
+    cute.arch.barrier(barrier_id=barrier_id, number_of_threads=tiles.WARP_GROUP)
+    mine = copy.get_slice(thread)
+    cute.copy(copy, mine.retile(out), mine.partition_D(slots)[None, None, None, slot])
+    cute.arch.fence_proxy("async.shared", space="cta")  # stmatrix wrote by the generic proxy, TMA reads by the async one
+    cute.arch.barrier(barrier_id=barrier_id, number_of_threads=tiles.WARP_GROUP)
+    if storing:
+        s, g = cpasync.tma_partition(
+            tma_atom, 0, cute.make_layout(1), cute.group_modes(slots, 0, 2), cute.group_modes(target, 0, 2)
+        )
+        cute.copy(tma_atom, s[None, slot], g[None])
+        cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def drain(thread):
+    """Before the CTA may end: every store must have read its slot."""
+    if thread // 32 == 0:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
