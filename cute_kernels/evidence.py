@@ -1,0 +1,190 @@
+"""Is what was measured still about today's code? Digests of sources against those in the records and notebooks.
+
+A kernel's digest covers its module and every module of this package that it imports, comments, docstrings and blank lines
+left out: a change of prose asks for nothing. A notebook's covers its code cells and the kernel parts (hopper/, blackwell/)
+that they import.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import io
+import json
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import records
+
+PACKAGE = Path(__file__).resolve().parent
+NOTEBOOKS = records.ROOT / "notebooks"
+KERNEL_ROOMS = ("hopper", "blackwell")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is recorded of one kernel or notebook. status: "current", "stale" or "missing" (never recorded)."""
+
+    name: str
+    gpu: str
+    date: str
+    cases: int
+    worst_error: float | None
+    status: str
+
+    @property
+    def current(self) -> bool:
+        return self.status == "current"
+
+
+def code_only(source: str) -> str:
+    """Source text without comments, docstrings, blank lines and trailing spaces; the same on every Python version."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) or not body:
+            continue
+        first = body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            for row in range(first.lineno - 1, first.end_lineno):
+                lines[row] = ""
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def module_file(module: str) -> Path | None:
+    """ "cute_kernels.hopper.gemm" -> its file, None when it is not a module of this package."""
+    base = PACKAGE.parent.joinpath(*module.split("."))
+    for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+        if candidate.is_file() and PACKAGE in candidate.parents:
+            return candidate
+    return None
+
+
+def imports(source: str, module: str = "") -> set[str]:
+    """Modules of this package that `source` names in import statements; `module` resolves relative ones."""
+    package = module.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*up, *([base] if base else [])])
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        found.update(name for name in names if module_file(name))
+    return found
+
+
+@functools.cache
+def closure(module: str) -> tuple[str, ...]:
+    """The module and every module of this package that it needs, sorted; package __init__ files hold no kernel code."""
+    seen, todo = set(), [module]
+    while todo:
+        name = todo.pop()
+        file = module_file(name)
+        if file and name not in seen and file.name != "__init__.py":
+            seen.add(name)
+            todo.extend(imports(file.read_text(), name))
+    return tuple(sorted(seen))
+
+
+def digest(parts: list[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def kernel_digest(module: str) -> str:
+    """Digest of what affects the kernel written in `module`."""
+    return digest([f"{name}\n{code_only(module_file(name).read_text())}" for name in closure(module)])
+
+
+def notebook_digest(notebook: dict[str, Any]) -> str:
+    """Digest of a notebook's code cells (outputs left out) and of the kernel parts that they import."""
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    parts = set()
+    for cell in cells:
+        code = "\n".join(line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
+        for name in imports(code):
+            if name.split(".")[1:2] and name.split(".")[1] in KERNEL_ROOMS:
+                parts.update(closure(name))
+    return digest([*cells, *(f"{n}\n{code_only(module_file(n).read_text())}" for n in sorted(parts))])
+
+
+def of_kernel(spec: Any, gpu: str = records.REFERENCE_GPU) -> Evidence:
+    """What validation.json says of a kernel on one GPU."""
+    entry = ((records.load("validation", gpu) or {}).get("kernels") or {}).get(spec.name)
+    if not entry:
+        return Evidence(spec.name, gpu, "", 0, None, "missing")
+    current = entry["digest"] == kernel_digest(spec.module)
+    return Evidence(
+        spec.name,
+        entry["stamp"]["gpu"],
+        entry["stamp"]["date"],
+        entry["cases"],
+        entry["worst_error"],
+        "current" if current else "stale",
+    )
+
+
+def of_notebook(file: Path) -> Evidence:
+    """What a notebook's metadata says: executed where, when, and on today's code or not."""
+    notebook = json.loads(file.read_text())
+    mark = notebook.get("metadata", {}).get("cute_kernels")
+    ran = [c for c in notebook["cells"] if c["cell_type"] == "code" and c.get("outputs")]
+    if not mark or not ran:
+        return Evidence(file.name, "", "", 0, None, "missing")
+    current = mark["digest"] == notebook_digest(notebook)
+    return Evidence(file.name, mark["gpu"], mark["date"], len(ran), None, "current" if current else "stale")
+
+
+def of_bench(gpu: str = records.REFERENCE_GPU) -> list[Evidence]:
+    """What bench.json says, one entry per kernel that it timed."""
+    from .registry import kernels
+
+    record = records.load("bench", gpu) or {}
+    found = []
+    for spec in kernels():
+        entry = (record.get("kernels") or {}).get(spec.name)
+        if not entry:
+            found.append(Evidence(f"{spec.name} (bench)", gpu, "", 0, None, "missing"))
+            continue
+        status = "current" if entry["digest"] == kernel_digest(spec.module) else "stale"
+        stamp = record["stamp"]
+        found.append(Evidence(f"{spec.name} (bench)", stamp["gpu"], stamp["date"], len(entry["rows"]), None, status))
+    return found
+
+
+def table() -> list[Evidence]:
+    """Every kernel's numerics and speed, then every notebook."""
+    from .registry import kernels
+
+    return [
+        *(of_kernel(spec) for spec in kernels()),
+        *of_bench(),
+        *(of_notebook(file) for file in sorted(NOTEBOOKS.glob("*.ipynb"))),
+    ]
+
+
+def main() -> int:
+    """Print the table; 1 when anything is stale or missing."""
+    rows = table()
+    print(f"{'what':<34} {'GPU':<14} {'date':<11} {'cases':>6} {'worst error':>12}  status")
+    for e in rows:
+        worst = "" if e.worst_error is None else f"{e.worst_error:.5f}"
+        print(f"{e.name:<34} {e.gpu:<14} {e.date:<11} {e.cases or '':>6} {worst:>12}  {e.status}")
+    bad = [e for e in rows if not e.current]
+    print(f"{len(rows) - len(bad)} of {len(rows)} current")
+    if bad:
+        print("refresh on a Hopper GPU: python -m cute_kernels validate --record, bench --record, execute")
+    return 1 if bad else 0

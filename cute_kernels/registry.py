@@ -48,7 +48,9 @@ class KernelSpec:
         if config is None:
             return self.configs[0]
         if not isinstance(config, type(self.configs[0])):
-            raise TypeError(f"config is a {type(config).__name__}, kernel {self.name!r} takes a {type(self.configs[0]).__name__}")
+            raise TypeError(
+                f"config is a {type(config).__name__}, kernel {self.name!r} takes a {type(self.configs[0]).__name__}"
+            )
         return config.validate(self.b_parts)
 
     @property

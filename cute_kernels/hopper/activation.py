@@ -11,4 +11,4 @@ def silu(x: Float32) -> Float32:
 
     For x -> -inf, ex2 overflows to inf, rcp(inf) = 0 and the result is -0.0; only x = -inf gives NaN, as in fp32 PyTorch.
     """
-    return x * cute.arch.rcp_approx(Float32(1.0) + cute.arch.exp2(x * Float32(-math.log2(math.e))))
+    return x * cute.arch.rcp_approx(Float32(1.0) + cute.math.exp2(x * Float32(-math.log2(math.e)), fastmath=True))

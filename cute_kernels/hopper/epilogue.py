@@ -62,7 +62,9 @@ def store_slab(
     cute.arch.barrier(barrier_id=barrier_id, number_of_threads=tiles.WARP_GROUP)
     mine = copy.get_slice(thread)
     cute.copy(copy, mine.retile(out), mine.partition_D(slots)[None, None, None, slot])
-    cute.arch.fence_proxy("async.shared", space="cta")  # stmatrix wrote by the generic proxy, TMA reads by the async one
+    cute.arch.fence_proxy(
+        "async.shared", space="cta"
+    )  # stmatrix wrote by the generic proxy, TMA reads by the async one
     cute.arch.barrier(barrier_id=barrier_id, number_of_threads=tiles.WARP_GROUP)
     if storing:
         s, g = cpasync.tma_partition(

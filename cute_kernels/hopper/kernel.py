@@ -16,7 +16,7 @@ Timeline (persistent; tile t of a CTA)
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, memory
 from cutlass.pipeline import pipeline_init_arrive, pipeline_init_wait
 
 from . import epilogue, mainloop, scheduler, tiles
@@ -104,7 +104,7 @@ class WarpSpecializedGemm:
         rank_m, rank_n, first = cute.arch.block_idx()
         _, _, clusters = cute.arch.grid_dim()
 
-        smem = cutlass.utils.SmemAllocator().allocate(self.storage())
+        smem = memory.SmemAllocator().allocate(self.storage())
         layout_a = tiles.operand_layout(self.dtype, c.tile_m, c.stages)
         layout_b = tiles.operand_layout(self.dtype, self.b_parts * c.tile_n, c.stages)
         layout_part = tiles.operand_layout(self.dtype, c.tile_n, self.b_parts * c.stages)
@@ -123,7 +123,7 @@ class WarpSpecializedGemm:
                 to_a, from_a = tiles.partition_load(load_a, sA, tma_a, c.tile_m, rank_n, c.cluster[1])
                 parts = [
                     tiles.partition_load(atom, sPart, tensor, c.tile_n, rank_m, c.cluster[0])
-                    for atom, tensor in zip(loads_b, tmas_b)
+                    for atom, tensor in zip(loads_b, tmas_b, strict=True)
                 ]
                 mask_a, mask_b = self.multicast_masks(rank_m, rank_n)
                 state = mainloop.producer_state(c.stages)
@@ -155,9 +155,7 @@ class WarpSpecializedGemm:
             slice_ = mma.get_slice(group * tiles.WARP_GROUP)
             frag_a = mma.make_fragment_A(slice_.partition_A(sA))
             frag_b = mma.make_fragment_B(slice_.partition_B(sB))
-            acc = cute.make_rmem_tensor(
-                mma.partition_shape_C((c.tile_m, self.b_parts * c.tile_n)), cutlass.Float32
-            )
+            acc = cute.make_rmem_tensor(mma.partition_shape_C((c.tile_m, self.b_parts * c.tile_n)), cutlass.Float32)
             layout_slots = epilogue.slot_layout(self.dtype, c.epi_n, c.warp_groups * c.epi_slots)
             slots = smem.out.get_tensor(layout_slots.outer, swizzle=layout_slots.inner)
             copy = epilogue.stmatrix_copy(self.dtype, c.epi_n)
@@ -182,12 +180,10 @@ class WarpSpecializedGemm:
             row, column = slab // across, slab % across
             base = row * per_row + column * c.epi_n // 2
 
-            def value(v):
+            def value(v, base=base):
                 return self.combine([acc[base + p * c.tile_n // 2 + v] for p in range(self.b_parts)])
 
-            target = out_slabs[
-                None, None, m * (c.tile_m // 64) + row * c.warp_groups + group, n * across + column
-            ]
+            target = out_slabs[None, None, m * (c.tile_m // 64) + row * c.warp_groups + group, n * across + column]
             slot = group * c.epi_slots + slab % c.epi_slots
             epilogue.store_slab(value, copy, slots, slot, c.epi_slots, store, target, lane, FIRST_NAMED_BARRIER + group)
 

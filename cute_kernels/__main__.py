@@ -1,0 +1,60 @@
+"""Command line: python -m cute_kernels doctor | demo | bench | validate | evidence | execute | readme."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cute_kernels", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", help="what this machine can run; non-zero when something needs mending")
+    commands.add_parser("demo", help="the fused kernels on Qwen-2.5 shapes against PyTorch")
+    bench = commands.add_parser("bench", help="time every finished kernel beside PyTorch")
+    bench.add_argument("--models", default=None, help="comma-separated, such as 0.5B,7B; default all")
+    bench.add_argument("--M", dest="rows", default=None, help="comma-separated token counts")
+    bench.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    validate = commands.add_parser("validate", help="numerics of every configuration against fp32")
+    validate.add_argument("--kernel", default=None, help="one kernel only")
+    for command in (bench, validate):
+        command.add_argument("--record", action="store_true", help="keep the result under notebooks/measured")
+    commands.add_parser("evidence", help="is what was measured about today's code? non-zero when not")
+    execute = commands.add_parser("execute", help="run notebooks on this GPU and keep their outputs")
+    execute.add_argument("notebooks", nargs="*")
+    readme = commands.add_parser("readme", help="write the generated parts of README.md from the records")
+    readme.add_argument("--check", action="store_true", help="only say whether they are up to date")
+    args = parser.parse_args(argv)
+
+    if args.command == "doctor":
+        from .doctor import main as run
+
+        return run()
+    if args.command == "demo":
+        from .demo import main as run
+
+        return run()
+    if args.command == "bench":
+        from .benchmark import main as run
+
+        given = {key: value for key in ("models", "rows") if (value := getattr(args, key))}
+        return run(record=args.record, compiled=not args.no_compile, **given)
+    if args.command == "validate":
+        from .validate import main as run
+
+        return run(record=args.record, only=args.kernel)
+    if args.command == "evidence":
+        from .evidence import main as run
+
+        return run()
+    if args.command == "execute":
+        from .execute import main as run
+
+        return run(args.notebooks)
+    from .readme import main as run
+
+    return run(check=args.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

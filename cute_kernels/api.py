@@ -1,0 +1,275 @@
+"""The public functions: argument checks, the choice of a kernel, the launch. The only room that knows PyTorch callers."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import device as devices
+from . import registry
+from .compile import Compiled, dtype_name
+from .hopper.choose import choose
+
+DEVICE = "cuda"  # tests that check arguments without a GPU set it to "cpu"
+DTYPES = (torch.bfloat16, torch.float16)
+ALIGN = 16  # bytes: TMA's rule for base addresses and row pitches
+STEP = ALIGN // 2  # the same in elements
+
+
+def gemm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, config: Any = None) -> torch.Tensor:
+    """a @ b.T with fp32 accumulation.
+
+    a: (M, K) or (..., K), bf16 or fp16, on an SM90 GPU; leading dimensions are flattened without a copy. b: (N, K), the
+    nn.Linear weight convention. M of any size, N and K multiples of 8 (TMA's 16-byte rule); last dimensions contiguous,
+    rows and base addresses 16-byte aligned. out: (..., N) to write into, of the same dtype, default a new tensor; it may
+    be a column slice of a larger buffer, it must not overlap the inputs. config: one of the kernel's `.configs`, default
+    chosen by shape. Returns out. No backward: call it under torch.no_grad() when an input requires grad.
+    Raises TypeError, ValueError, UnsupportedDevice, before anything is launched.
+    """
+    rows, out2d, result = _arguments(a, {"b": b}, out, "a")
+    if rows.shape[0] and b.shape[0]:
+        _launch("gemm", rows, (b,), out2d, config)
+    return result
+
+
+def swiglu(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    kernel: str = "auto",
+    config: Any = None,
+) -> torch.Tensor:
+    """silu(x @ w_gate.T) * (x @ w_up.T) in one kernel; SiLU applies to the gate.
+
+    x: (M, K) or (..., K), bf16 or fp16; w_gate, w_up: (N, K), plain nn.Linear weights; result (..., N).
+    Shapes, alignment, out and errors as for `gemm`.
+    kernel: "stacked", the fused kernel; "torch", two cuBLAS GEMMs and PyTorch's pointwise kernels, any device, shape and
+    dtype, differentiable; "auto", the fused kernel where `prefers_fused` holds and no gradient is asked for, else "torch".
+    """
+    if kernel not in ("auto", "stacked", "torch"):
+        raise ValueError(f"kernel is {kernel!r}, allowed: 'auto', 'stacked', 'torch'")
+    if kernel == "torch" and config is not None:
+        raise ValueError("config is given, but kernel='torch' has none")
+    if kernel == "torch" or (kernel == "auto" and config is None and _wants_torch(x, w_gate, w_up)):
+        return _torch_swiglu(x, w_gate, w_up, out)
+    rows, out2d, result = _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
+    if rows.shape[0] and w_gate.shape[0]:
+        _launch("swiglu_stacked", rows, (w_gate, w_up), out2d, config)
+    return result
+
+
+def prefers_fused(m: int, n: int, k: int) -> bool:
+    """Whether "auto" fuses: where the fused kernel was measured to be no slower than PyTorch (records: bench.json).
+
+    Below 65 rows the launch is bound by reading the weights, and cuBLAS reads them at least as fast.
+    """
+    return m > 64
+
+
+def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, device: Any = None):
+    """Compile and load what `gemm` or `swiglu` (by name) will use for this shape, so that a CUDA graph can capture it.
+
+    m, n, k: rows of x, rows of a weight, depth. device: default the current one. Runs one 8 x 8 problem.
+    """
+    if kernel not in ("gemm", "swiglu"):
+        raise ValueError(f"kernel is {kernel!r}, allowed: 'gemm', 'swiglu'")
+    spec = registry.get("gemm" if kernel == "gemm" else "swiglu_stacked")
+    device = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
+    devices.target(device)
+    config = chosen(spec.name, m, n, k, device)
+    a, *b = (torch.zeros(8, 8, dtype=dtype, device=device) for _ in range(spec.b_parts + 1))
+    _launch(spec.name, a, tuple(b), torch.empty_like(a), config)
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Tensor | None, name: str):
+    """Checked (2-D a, 2-D out, result in the caller's shape)."""
+    tensors = {name: a, **weights, **({} if out is None else {"out": out})}
+    for who, t in tensors.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{who} is a {type(t).__name__}, must be a torch.Tensor")
+    for who, t in tensors.items():
+        if t.device.type != DEVICE:
+            raise ValueError(
+                f"{who} is on {t.device}, must be on a CUDA device (Hopper, capability 9.0); "
+                "swiglu(..., kernel='torch') and torch.matmul run elsewhere"
+            )
+        if t.device != a.device:
+            raise ValueError(f"{who} is on {t.device}, {name} is on {a.device}: all tensors must be on one device")
+        if t.dtype not in DTYPES:
+            raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16 or float16")
+        if t.dtype != a.dtype:
+            raise TypeError(f"{who} is {dtype_name(t.dtype)}, {name} is {dtype_name(a.dtype)}: dtypes must be equal")
+    target = devices.target(a.device)
+    if target != "sm_90a":
+        raise devices.UnsupportedDevice(
+            f"{a.device} compiles for {target}; these kernels are written for sm_90a (Hopper, capability 9.0). "
+            "swiglu(..., kernel='torch') runs everywhere"
+        )
+    if a.dim() < 2:
+        raise ValueError(f"{name} has shape {tuple(a.shape)}, must be (..., K) with at least 2 dimensions")
+    k = a.shape[-1]
+    n = next(iter(weights.values())).shape[0] if next(iter(weights.values())).dim() else 0
+    for who, w in weights.items():
+        if w.dim() != 2:
+            raise ValueError(f"{who} has shape {tuple(w.shape)}, must be (N, K)")
+        if w.shape[1] != k:
+            hint = f"; {who}.T would fit: weights are (N, K) as in nn.Linear" if w.shape[0] == k else ""
+            raise ValueError(f"{who} has K = {w.shape[1]} columns, {name} has K = {k}{hint}")
+        if w.shape[0] != n:
+            raise ValueError(f"{who} has N = {w.shape[0]} rows, {next(iter(weights))} has N = {n}")
+    for what, size in (("K", k), ("N", n)):
+        if size % STEP:
+            raise ValueError(
+                f"{what} is {size}, must be a multiple of {STEP}: TMA needs rows of whole {ALIGN}-byte units "
+                "(pad with zeros, or use swiglu(..., kernel='torch') or torch.matmul)"
+            )
+    shape = (*a.shape[:-1], n)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
+        raise ValueError(
+            "an input requires grad and this kernel has no backward: call it under torch.no_grad(), or use "
+            "swiglu(..., kernel='torch')"
+        )
+    result = torch.empty(shape, dtype=a.dtype, device=a.device) if out is None else out
+    if result.shape != shape:
+        raise ValueError(f"out has shape {tuple(result.shape)}, must be {shape}")
+    if not k:
+        return a.new_empty(0, 0), result.zero_(), result
+    if result.numel() == 0:
+        return a.new_empty(0, k), result, result
+    rows = _rows(name, a)
+    for who, w in weights.items():
+        _check_rows(who, w)
+    out2d = result if out is None and a.dim() == 2 else _rows("out", result)
+    if out is not None:
+        for who, t in ((name, rows), *weights.items()):
+            if _overlap(out2d, t):
+                raise ValueError(f"out overlaps {who} in memory: the kernel would read what it has written")
+    return rows, out2d, result
+
+
+def _rows(who: str, t: torch.Tensor) -> torch.Tensor:
+    """t as a checked matrix of rows, never a copy."""
+    if t.dim() > 2:
+        try:
+            t = t.view(-1, t.shape[-1])
+        except RuntimeError:
+            raise ValueError(
+                f"{who} has shape {tuple(t.shape)} and strides {t.stride()}: its leading dimensions cannot be flattened "
+                f"without a copy; pass {who}.contiguous()"
+            ) from None
+    if t.shape[0] == 1 and t.stride(1) == 1:  # one row: its pitch means nothing, TMA still wants a legal one
+        t = t.as_strided(t.shape, (t.shape[1], 1))
+    _check_rows(who, t)
+    return t
+
+
+def _check_rows(who: str, t: torch.Tensor) -> None:
+    pitch, step = t.stride()
+    rows, columns = t.shape
+    if step != 1:
+        raise ValueError(
+            f"{who} has strides {t.stride()}: its last dimension must be contiguous (stride 1); pass {who}.contiguous()"
+        )
+    if rows > 1 and pitch < columns:
+        raise ValueError(f"{who} has strides {t.stride()}: its rows overlap; pass {who}.contiguous()")
+    if rows > 1 and pitch % STEP:
+        raise ValueError(
+            f"{who} has a row pitch of {pitch} elements, must be a multiple of {STEP} ({ALIGN} bytes); "
+            f"pass {who}.contiguous()"
+        )
+    if t.data_ptr() % ALIGN:
+        raise ValueError(
+            f"{who} starts at an address that is {t.data_ptr() % ALIGN} bytes past a multiple of {ALIGN}, must be "
+            f"{ALIGN}-byte aligned; pass {who}.clone()"
+        )
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two matrices of rows share an element; exact for equal pitches, by address range otherwise."""
+
+    def span(t: torch.Tensor) -> tuple[int, int]:
+        start = t.data_ptr() // t.element_size()
+        return start, start + (t.shape[0] - 1) * t.stride(0) + t.shape[1]
+
+    (a0, a1), (b0, b1) = span(a), span(b)
+    if a1 <= b0 or b1 <= a0:
+        return False
+    pitch = a.stride(0)
+    if pitch != b.stride(0) or min(a.shape[0], b.shape[0]) < 2:
+        return True
+    shift = (b0 - a0) % pitch  # first column of b, counted from a's
+    return shift < a.shape[1] or shift + b.shape[1] > pitch
+
+
+# ---- dispatch --------------------------------------------------------------------------------------------------------
+
+
+def _wants_torch(x: Any, w_gate: Any, w_up: Any) -> bool:
+    """What "auto" hands to PyTorch: few rows, and calls that need a gradient. Bad arguments go on to the checks."""
+    if not all(isinstance(t, torch.Tensor) and t.device.type == DEVICE and t.dim() >= 2 for t in (x, w_gate, w_up)):
+        return False
+    if torch.is_grad_enabled() and (x.requires_grad or w_gate.requires_grad or w_up.requires_grad):
+        return True
+    rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
+    return x.shape[-1] == w_gate.shape[-1] == w_up.shape[-1] and not prefers_fused(rows, w_gate.shape[0], x.shape[-1])
+
+
+def _torch_swiglu(x, w_gate, w_up, out):
+    y = F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)
+    return y if out is None else out.copy_(y)
+
+
+_compiled: dict[tuple, tuple[Compiled, int]] = {}
+_compiling = threading.Lock()
+
+
+@functools.lru_cache(maxsize=4096)
+def _choice(name: str, m: int, n: int, k: int, sms: int):
+    spec = registry.get(name)
+    return choose(spec.configs, m, n, k, spec.b_parts, sms)
+
+
+def chosen(name: str, m: int, n: int, k: int, device: torch.device) -> Any:
+    """The configuration that `gemm` ("gemm") or `swiglu` ("swiglu_stacked") takes for a shape on this device."""
+    return _choice(name, m, n, k, devices.sm_count(device))
+
+
+def _launch(name: str, a: torch.Tensor, weights: tuple, out: torch.Tensor, config: Any) -> None:
+    index = a.device.index
+    if config is None:
+        config = chosen(name, a.shape[0], out.shape[1], a.shape[1], a.device)
+    key = (name, config, a.dtype, index)
+    entry = _compiled.get(key)
+    if entry is None:
+        entry = _load(key, a.device)
+    kernel, clusters = entry
+    if index == torch.cuda.current_device():
+        kernel.function(a, *weights, out, clusters)
+    else:
+        with torch.cuda.device(index):
+            kernel.function(a, *weights, out, clusters)
+
+
+def _load(key: tuple, device: torch.device) -> tuple[Compiled, int]:
+    name, config, dtype, _ = key
+    spec = registry.get(name)
+    config = spec.check(config)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{name} with config {config.name} is not compiled yet and a CUDA graph is being captured: call "
+            "cute_kernels.warmup(...) or the function itself once before the capture"
+        )
+    with _compiling:
+        if key not in _compiled:
+            along_m, along_n = config.cluster
+            _compiled[key] = spec.compile(config, dtype), devices.max_clusters(device, along_m * along_n)
+        return _compiled[key]

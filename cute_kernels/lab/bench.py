@@ -1,0 +1,233 @@
+"""How fast: contenders in turns under CUDA graphs, inputs rotating through more than L2, medians; cuBLAS always beside.
+
+A board throttles on power, so a contender that is timed later looks slower: only ratios within one call mean something.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import records
+from . import style
+
+L2_BYTES = 60 << 20  # the largest L2 of the GPUs that this course targets (H200)
+SIZES = (4096, 8192)
+RECORD = "CUTE_KERNELS_RECORD"  # environment variable: "1" keeps what a notebook measures
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median of the turns in microseconds per call; spread: interquartile range over the median; samples: all turns."""
+
+    median_us: float
+    spread: float
+    samples: tuple[float, ...]
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Timing:
+        middle = statistics.median(samples)
+        low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else (middle, middle, middle)
+        return cls(middle, (high - low) / middle, tuple(samples))
+
+
+class CaptureError(RuntimeError):
+    """A contender cannot be captured in a CUDA graph."""
+
+
+def input_sets(make: Callable[[], Any], bytes_per_set: int, most: int = 16) -> list[Any]:
+    """As many input sets as rotate through more than twice the L2, at least 2 and at most `most`."""
+    count = max(2, min(most, -(-2 * L2_BYTES // max(1, bytes_per_set))))
+    return [make() for _ in range(count)]
+
+
+def turns(
+    contenders: dict[str, Sequence[Callable[[], Any]]],
+    rounds: int = 7,
+    target_ms: float = 10.0,
+    timer: Callable[[str, Sequence[Callable]], Callable[[int], float]] | None = None,
+) -> dict[str, Timing]:
+    """Time contenders against each other.
+
+    contenders: name -> one callable per input set. Each name becomes one CUDA graph of all its calls, replayed for about
+    `target_ms` a turn; every round takes all of them in a fresh random order, so that none has a fixed neighbour.
+    timer(name, calls) -> function of a replay count that returns microseconds per call; default: CUDA graphs and events.
+    """
+    timer = timer or _graph_timer
+    timed = {name: timer(name, calls) for name, calls in contenders.items()}
+    for run in timed.values():
+        run(1)
+    per_replay = {name: run(2) * len(contenders[name]) for name, run in timed.items()}
+    replays = {name: max(1, round(target_ms * 1e3 / us)) for name, us in per_replay.items()}
+    samples: dict[str, list[float]] = {name: [] for name in timed}
+    order = list(timed)
+    for _ in range(rounds):
+        random.shuffle(order)
+        for name in order:
+            samples[name].append(timed[name](replays[name]))
+    return {name: Timing.of(found) for name, found in samples.items()}
+
+
+def _graph_timer(name: str, calls: Sequence[Callable]) -> Callable[[int], float]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # compiling and lazy set-up happen outside the capture
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+    except Exception as why:
+        raise CaptureError(f"contender {name!r} cannot be captured in a CUDA graph: {why}") from why
+
+    def run(replays: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / (replays * len(calls))
+
+    return run
+
+
+def _keep(name: str, record: dict[str, Any]) -> None:
+    if os.environ.get(RECORD) == "1":
+        records.save(name, record)
+
+
+def _recorded(name: str, what: str) -> dict[str, Any] | None:
+    record = records.load(name)
+    print(f"{what}: {style.recorded_label(record)}" if record else f"{what}: nothing is recorded yet")
+    return record
+
+
+@functools.cache
+def ceilings() -> dict[str, float]:
+    """This GPU's ceilings: copy_tbs (bytes read + written), read_tbs, gemm_tflops (cuBLAS, bf16, 8192^3, random data).
+
+    Measured once per process; without a Hopper GPU the recorded ones of the reference GPU, {} when there are none.
+    """
+    if not torch.cuda.is_available():
+        record = _recorded("ceilings", "ceilings")
+        return {key: value for key, value in (record or {}).items() if key != "stamp"}
+    data = torch.randn(1 << 29, device="cuda")  # 2 GiB
+    into = torch.empty_like(data)
+    copy = turns({"copy": [lambda: into.copy_(data)], "read": [lambda: torch.sum(data)]}, rounds=5)
+    del data, into
+    sets = input_sets(lambda: _operands(8192), 6 * 8192**2)
+    gemm = turns({"gemm": [lambda s=s: torch.mm(s[0], s[1].T, out=s[2]) for s in sets]}, rounds=5)
+    found = {
+        "copy_tbs": 2 * (4 << 29) / copy["copy"].median_us / 1e6,
+        "read_tbs": (4 << 29) / copy["read"].median_us / 1e6,
+        "gemm_tflops": max(2 * 8192**3 / us / 1e6 for us in gemm["gemm"].samples),
+    }
+    found = {key: round(value, 3) for key, value in found.items()}
+    _keep("ceilings", found)
+    return found
+
+
+def _operands(size: int) -> list[torch.Tensor]:
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return [a, b, torch.empty_like(a)]
+
+
+def gemm_row(kernel: Callable, step: str, sizes: Sequence[int] = SIZES, beside: dict[str, Callable] | None = None):
+    """A notebook's row in the ladder: kernel(a, b, out) beside cuBLAS at size^3, bf16, in one run, as a pandas table.
+
+    beside: more contenders of the same form, such as {"gemm": lambda a, b, out: ck.gemm(a, b, out=out)}.
+    Kept as record "ladder_<step>" while notebooks are recorded. Without a GPU: the recorded row, labelled.
+    """
+    name = f"ladder_{step}"
+    if not torch.cuda.is_available():
+        record = _recorded(name, f"ladder, step {step}")
+        return None if record is None else _table(record)
+    top = ceilings()["gemm_tflops"]
+    rows = []
+    for size in sizes:
+        sets = input_sets(lambda size=size: _operands(size), 6 * size**2, most=4)
+        contenders = {"cuBLAS": lambda a, b, out: torch.mm(a, b.T, out=out), step: kernel, **(beside or {})}
+        times = turns({who: [lambda s=s, f=f: f(*s) for s in sets] for who, f in contenders.items()})
+        rows.append({"size": size, "us": {who: round(t.median_us, 2) for who, t in times.items()}})
+        del sets
+    record = {"step": step, "ceiling_tflops": top, "rows": rows}
+    _keep(name, record)
+    return _table(record)
+
+
+def tflops(size: int, us: float) -> float:
+    """TFLOP/s of a size^3 GEMM that took `us` microseconds."""
+    return 2.0 * size**3 / us / 1e6
+
+
+def _table(record: dict[str, Any]):
+    import pandas as pd
+
+    lines = []
+    for row in record["rows"]:
+        theirs = row["us"]["cuBLAS"]
+        for who, us in row["us"].items():
+            speed = tflops(row["size"], us)
+            lines.append(
+                {
+                    "M = N = K": row["size"],
+                    "contender": who,
+                    "us": us,
+                    "TFLOP/s": round(speed),
+                    "of cuBLAS": f"{100 * theirs / us:.0f} %",
+                    "of the ceiling": f"{100 * speed / record['ceiling_tflops']:.0f} %",
+                }
+            )
+    return pd.DataFrame(lines).set_index(["M = N = K", "contender"])
+
+
+def steps() -> list[dict[str, Any]]:
+    """Every recorded step of the reference GPU, in the course's order."""
+    folder = records.MEASURED / records.REFERENCE_GPU
+    names = sorted(file.stem for file in folder.glob("ladder_*.json"))
+    return [record for name in names if (record := records.load(name))]
+
+
+def ladder():
+    """The ladder so far as a matplotlib Figure: each step beside the cuBLAS of its own run; None when none is recorded."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    found = steps()
+    if not found:
+        print("no step of the ladder is recorded yet")
+        return None
+    style.apply()
+    sizes = [row["size"] for row in found[0]["rows"]]
+    figure, axes = plt.subplots(1, len(sizes), figsize=(4.2 * len(sizes), 0.55 * len(found) + 1.6), sharey=True)
+    for axis, size in zip(np.atleast_1d(axes), sizes, strict=True):
+        bars: list[tuple[str, float, float]] = []
+        for record in found:
+            row = next(r for r in record["rows"] if r["size"] == size)
+            for who, us in row["us"].items():
+                if who != "cuBLAS":
+                    bars.append((who, tflops(size, us), tflops(size, row["us"]["cuBLAS"])))
+        for y, (_, speed, theirs) in enumerate(bars):
+            axis.barh(y, speed, color=style.COLORS["ours"], height=0.6)
+            axis.plot([theirs, theirs], [y - 0.4, y + 0.4], color=style.COLORS["store"], lw=2)
+            axis.text(speed * 0.98, y, f"{speed:.0f}", ha="right", va="center", color="white", fontsize=8)
+            axis.text(max(speed, theirs) * 1.02, y, f"{100 * speed / theirs:.0f} % of cuBLAS", va="center", fontsize=8)
+        axis.set_yticks(range(len(bars)), [who.replace("_", " ") for who, _, _ in bars])
+        axis.set_xlim(0, 1.45 * max(max(speed, theirs) for _, speed, theirs in bars))
+        axis.set_title(f"{size}³, bf16")
+        axis.set_xlabel("TFLOP/s (line: cuBLAS, same run)")
+    np.atleast_1d(axes)[0].invert_yaxis()
+    figure.suptitle(style.recorded_label(found[-1]), fontsize=8)
+    return figure

@@ -1,0 +1,116 @@
+"""The generated parts of README.md: tables and the ladder picture, from the records under notebooks/measured."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from . import evidence, records
+from .benchmark import speedup
+
+README = records.ROOT / "README.md"
+PICTURE = "ladder.png"
+
+
+def _stamped(record: dict) -> str:
+    stamp = record["stamp"]
+    return f"Recorded on {stamp['gpu']}, {stamp['date']}, torch {stamp['torch']}, CuTe DSL {stamp['cutlass_dsl']}."
+
+
+def swiglu_table() -> str:
+    record = records.load("bench")
+    if not record:
+        return "Nothing is recorded yet.\n"
+    rows = record["kernels"]["swiglu_stacked"]["rows"]
+    names = [name for name in rows[0]["us"] if name not in ("ours (auto)", "gemm")]
+    lines = [
+        "| Qwen-2.5 | M | " + " | ".join(names) + " | bare GEMM | **`ck.swiglu`** | over eager | error / eager's |",
+        "|---" * (len(names) + 6) + "|",
+    ]
+    for row in rows:
+        us, error = row["us"], row["error"]
+        cells = [row["model"], str(row["M"]), *(f"{us[name]:.1f}" for name in names), f"{us['gemm']:.1f}"]
+        cells += [f"**{us['ours (auto)']:.1f}**", f"{speedup(row, 'eager'):.2f} x"]
+        cells += [f"{error['ours (auto)']:.5f} / {error['eager']:.5f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    prefill = [r for r in rows if r["M"] >= 1024]
+    means = []
+    for over in (*names, "gemm"):
+        if over != "stacked kernel" and prefill:
+            ratios = [speedup(r, over) for r in prefill]
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            means.append(
+                f"{'the bare cuBLAS GEMM' if over == 'gemm' else over} {mean:.2f} x (at least {min(ratios):.2f})"
+            )
+    text = "\n".join(lines)
+    return (
+        f"Microseconds, bf16, contenders in turns, cold L2. {_stamped(record)}\n\n{text}\n\n"
+        f"Geometric mean of their time over ours at M >= 1024: {', '.join(means)}.\n"
+    )
+
+
+def gemm_table() -> str:
+    record = records.load("bench")
+    if not record:
+        return "Nothing is recorded yet.\n"
+    lines = [
+        "| M = N = K | cuBLAS TFLOP/s | **`ck.gemm`** TFLOP/s | of cuBLAS | of this GPU's ceiling | configuration |",
+        "|---|---|---|---|---|---|",
+    ]
+    ceiling = record["ceilings"]["gemm_tflops"]
+    for row in record["kernels"]["gemm"]["rows"]:
+        flops = 2.0 * row["size"] ** 3 / 1e6
+        theirs, ours = flops / row["us"]["cuBLAS"], flops / row["us"]["gemm"]
+        lines.append(
+            f"| {row['size']} | {theirs:.0f} | **{ours:.0f}** | {100 * ours / theirs:.0f} % | "
+            f"{100 * ours / ceiling:.0f} % | `{row['config']}` |"
+        )
+    return f"bf16, random normal data. {_stamped(record)}\n\n" + "\n".join(lines) + "\n"
+
+
+def evidence_table() -> str:
+    lines = ["| what | GPU | date | cases | worst relative error |", "|---|---|---|---|---|"]
+    for e in evidence.table():
+        worst = "" if e.worst_error is None else f"{e.worst_error:.5f}"
+        lines.append(f"| {e.name} | {e.gpu} | {e.date} | {e.cases or ''} | {worst} |")
+    return "\n".join(lines) + "\n"
+
+
+def ladder_picture() -> str:
+    return f"![TFLOP/s of each step beside cuBLAS](notebooks/measured/{records.REFERENCE_GPU}/{PICTURE})\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "ladder": ladder_picture,
+    "swiglu": swiglu_table,
+    "gemm": gemm_table,
+    "evidence": evidence_table,
+}
+
+
+def render(text: str) -> str:
+    """README text with every generated part made anew; KeyError for a marker that nothing generates."""
+    return re.sub(
+        r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}{PARTS[found[2]]()}{found[3]}",
+        text,
+        flags=re.S,
+    )
+
+
+def main(check: bool = False) -> int:
+    """Rewrite README.md and the ladder picture; with `check` only compare, 1 when README.md is out of date."""
+    text = README.read_text()
+    new = render(text)
+    if check:
+        print("README.md is up to date" if new == text else "README.md is out of date: python -m cute_kernels readme")
+        return int(new != text)
+    from .lab import bench
+
+    figure = bench.ladder()
+    if figure is not None:
+        figure.savefig(records.MEASURED / records.REFERENCE_GPU / PICTURE, dpi=110)
+    README.write_text(new)
+    print("README.md written")
+    return 0

@@ -1,0 +1,141 @@
+"""Numerics of every kernel x configuration x dtype over odd shapes, against fp32; `--record` keeps the result.
+
+Inputs are fresh normal random numbers; outputs are poisoned with NaN and lie inside a larger poisoned buffer whose rim must
+stay as it was. The error is ||out - ref|| / ||ref||; the limit is twice that of PyTorch's own kernels in the same dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import device as devices
+from . import evidence, records, reference
+from .registry import KernelSpec, get, kernels
+
+FLOOR = 2e-5  # an error below this is rounding of a handful of elements
+RIM = 8  # columns and rows of guard around the output
+
+
+def shapes(config: Any, sms: int = 132) -> Iterator[tuple[int, int, int]]:
+    """(M, N, K) for one configuration: tile edges, tails, the stage count of the ring, tile counts around the SM count."""
+    tm, tn, s = config.tile_m * config.cluster[0], config.tile_n * config.cluster[1], config.stages
+    yield from ((m, 2 * tn, 128) for m in (1, 63, 64, 65, 127, 129, 1000))
+    yield from ((tm + 1, n, 192) for n in (8, tn - 8, tn + 8, 2 * tn + 24) if n > 0)
+    yield from ((tm, tn, k) for k in (8, 56, 64, 72, 64 * (s - 1), 64 * s, 64 * (s + 1), 64 * (2 * s + 1) + 8, 16384))
+    clusters = sms // (config.cluster[0] * config.cluster[1])
+    yield from ((tm, count * tn, 64) for count in (1, 2, 3, clusters - 1, clusters, clusters + 1))
+    yield 3 * tm + 8, 2 * clusters * tn + 8, 136
+    yield 1000, 1032, 520
+
+
+def inputs(spec: KernelSpec, m: int, n: int, k: int, dtype: torch.dtype, scale: float = 1.0) -> list[torch.Tensor]:
+    """Random x and weights; weights are scaled by K^-1/2, so that pre-activations are of order `scale`."""
+    x = torch.randn(m, k, device="cuda") * scale
+    weights = (torch.randn(n, k, device="cuda") / math.sqrt(k) for _ in range(spec.b_parts))
+    return [t.to(dtype) for t in (x, *weights)]
+
+
+def expected(spec: KernelSpec, args: list[torch.Tensor]) -> torch.Tensor:
+    return reference.gemm(*args) if spec.b_parts == 1 else reference.swiglu(*args)
+
+
+def torch_result(spec: KernelSpec, args: list[torch.Tensor]) -> torch.Tensor:
+    """The same by PyTorch in the inputs' dtype: the yardstick of accuracy."""
+    if spec.b_parts == 1:
+        return F.linear(*args)
+    return F.silu(F.linear(args[0], args[1])) * F.linear(args[0], args[2])
+
+
+def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:
+    """||out - ref|| / ||ref||, infinite when out holds a NaN or Inf that ref does not."""
+    error = ((out.double() - ref.double()).norm() / ref.double().norm()).item()
+    return error if math.isfinite(error) else math.inf
+
+
+def run_case(kernel: Any, spec: KernelSpec, config: Any, args: list[torch.Tensor]) -> torch.Tensor:
+    """Launch into the middle of a poisoned buffer; returns the output. RuntimeError when the rim was touched."""
+    m, n = args[0].shape[0], args[1].shape[0]
+    buffer = torch.full((m + 2, n + 2 * RIM), math.nan, device="cuda", dtype=args[0].dtype)
+    out = buffer[1 : m + 1, RIM : RIM + n]
+    kernel(*args, out, devices.max_clusters(args[0].device, config.cluster[0] * config.cluster[1]))
+    torch.cuda.synchronize()
+    rim = buffer.clone()
+    rim[1 : m + 1, RIM : RIM + n] = math.nan
+    if not rim.isnan().all():
+        raise RuntimeError(f"{spec.name} {config.name}: wrote outside of out")
+    return out
+
+
+def validate_kernel(spec: KernelSpec, progress=print) -> dict[str, Any]:
+    """All cases of one kernel -> its entry for validation.json. Failing cases are listed, not raised."""
+    cases, worst, failures, per_config = 0, 0.0, [], {}
+    for config in spec.configs:
+        config_worst = 0.0
+        for dtype_name in spec.dtypes:
+            dtype = getattr(torch, dtype_name)
+            kernel = spec.compile(config, dtype_name)
+            runs = [(shape, 1.0) for shape in shapes(config)] + [((257, 264, 520), 0.02)]
+            for shape, scale in runs:
+                args = inputs(spec, *shape, dtype, scale)
+                ref = expected(spec, args)
+                error = relative_error(run_case(kernel, spec, config, args), ref)
+                yardstick = relative_error(torch_result(spec, args), ref)
+                cases += 1
+                config_worst = max(config_worst, error)
+                if not error <= max(2 * yardstick, FLOOR):
+                    failures.append(
+                        f"{config.name} {dtype_name} {shape} scale {scale}: {error:.5f} > 2 x {yardstick:.5f}"
+                    )
+            cases += 1
+            if not _ones_give_k(kernel, spec, config, dtype):
+                failures.append(f"{config.name} {dtype_name}: all-ones inputs do not give the exact result")
+        worst = max(worst, config_worst)
+        per_config[config.name] = config_worst
+        progress(f"{spec.name:<16} {config.name:<22} worst {config_worst:.5f}  failures {len(failures)}")
+    return {
+        "digest": evidence.kernel_digest(spec.module),
+        "stamp": records.stamp(),
+        "cases": cases,
+        "worst_error": worst,
+        "per_config": per_config,
+        "failures": failures,
+    }
+
+
+def _ones_give_k(kernel: Any, spec: KernelSpec, config: Any, dtype: torch.dtype) -> bool:
+    """All-ones operands: every sum is exactly K (a power of two here), so a lost or doubled k-tile shows at once."""
+    m, n, k = 200, 264, 1024
+    args = [torch.ones(m, k, device="cuda", dtype=dtype)]
+    args += [torch.ones(n, k, device="cuda", dtype=dtype) for _ in range(spec.b_parts)]
+    want = float(k) if spec.b_parts == 1 else float(k) * float(k)  # silu(1024) = 1024 in fp32
+    if dtype is torch.float16 and spec.b_parts == 2:  # 1024 * 1024 is beyond fp16
+        args[2] /= k
+        want = float(k)
+    return bool((run_case(kernel, spec, config, args) == want).all())
+
+
+def main(record: bool = False, only: str | None = None) -> int:
+    """Validate on this GPU; 1 when a case fails."""
+    if not torch.cuda.is_available():
+        print("validate needs a Hopper GPU; `python -m cute_kernels evidence` shows what is recorded")
+        return 2
+    torch.manual_seed(torch.seed() % 2**31)
+    kept = (records.load("validation", records.folder_name(records.current_gpu())) or {}).get("kernels", {})
+    bad = 0
+    for spec in [get(only)] if only else kernels():
+        entry = validate_kernel(spec)
+        print(
+            f"{spec.name}: {entry['cases']} cases, worst error {entry['worst_error']:.5f}, {len(entry['failures'])} failed"
+        )
+        for line in entry["failures"][:20]:
+            print("  FAILED", line)
+        bad += len(entry["failures"])
+        kept[spec.name] = entry
+    if record and not bad:
+        print("recorded in", records.save("validation", {"kernels": kept}).relative_to(records.ROOT))
+    return 1 if bad else 0

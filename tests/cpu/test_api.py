@@ -1,0 +1,212 @@
+"""Error contracts and dispatch of the public functions, on CPU tensors that pass for CUDA ones: nothing is launched."""
+
+import re
+
+import pytest
+import torch
+
+import cute_kernels as ck
+from cute_kernels import api, device
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """A Hopper GPU that is not there: launches are recorded instead of made."""
+    seen = []
+    monkeypatch.setattr(device, "target", lambda where: "sm_90a")
+    monkeypatch.setattr(device, "sm_count", lambda where: 132)
+    monkeypatch.setattr(api, "DEVICE", "cpu")
+    monkeypatch.setattr(api, "_launch", lambda name, a, w, out, config: seen.append((name, a, w, out, config)))
+    return seen
+
+
+def cuda(*shape, dtype=BF16):
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def mlp(m=128, n=256, k=64, **more):
+    return cuda(m, k, **more), cuda(n, k, **more), cuda(n, k, **more)
+
+
+def fails(kind, *words):
+    return pytest.raises(kind, match=".*".join(map(re.escape, words)))
+
+
+def test_accepts_and_picks(launches):
+    x, g, u = mlp()
+    out = ck.swiglu(x, g, u)
+    assert (out.shape, out.dtype, out.device) == ((128, 256), BF16, x.device)
+    assert launches[-1][0] == "swiglu_stacked" and launches[-1][2] == (g, u)  # gate first
+    assert ck.gemm(x, g).shape == (128, 256) and launches[-1][0] == "gemm"
+
+
+def test_leading_dimensions_are_flattened_not_copied(launches):
+    x, g, u = cuda(2, 3, 50, 64), cuda(256, 64), cuda(256, 64)
+    assert ck.swiglu(x, g, u).shape == (2, 3, 50, 256)
+    assert launches[-1][1].shape == (300, 64) and launches[-1][3].shape == (300, 256)
+    with fails(ValueError, "x", "flattened", "contiguous()"):
+        ck.swiglu(x.transpose(0, 1), g, u, kernel="stacked")
+
+
+def test_cpu_tensors():
+    x = torch.zeros(128, 64, dtype=BF16)
+    with fails(ValueError, "x is on cpu", "CUDA", "kernel='torch'"):
+        ck.swiglu(x, x, x)
+    with fails(ValueError, "a is on cpu"):
+        ck.gemm(x, x)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "stacked"])
+def test_bad_arguments(launches, kernel):
+    x, g, u = mlp()
+
+    def call(*args, **more):
+        return ck.swiglu(*args, kernel=kernel, **more)
+
+    with fails(TypeError, "x is a list"):
+        call([1], g, u)
+    with fails(TypeError, "x is float32", "bfloat16 or float16"):
+        call(*mlp(dtype=torch.float32))
+    with fails(TypeError, "w_up is float16", "x is bfloat16"):
+        call(x, g, u.to(torch.float16))
+    with fails(ValueError, "w_gate has K = 72 columns", "x has K = 64"):
+        call(x, cuda(256, 72), u)
+    with fails(ValueError, "w_gate has K = 256", "w_gate.T would fit", "nn.Linear"):
+        call(x, cuda(64, 256), cuda(64, 256))
+    with fails(ValueError, "w_up has N = 128", "w_gate has N = 256"):
+        call(x, g, cuda(128, 64))
+    with fails(ValueError, "w_up is on meta"):
+        call(x, g, u.to("meta"))
+    with fails(ValueError, "w_gate has strides (1, 256)", "last dimension must be contiguous"):
+        call(x, cuda(64, 256).T, u)
+    with fails(ValueError, "x has strides", "last dimension"):
+        call(cuda(64, 128).T, g, u)
+    with fails(ValueError, "K is 60, must be a multiple of 8"):
+        call(*mlp(k=60))
+    with fails(ValueError, "N is 250, must be a multiple of 8"):
+        call(*mlp(n=250))
+    with fails(ValueError, "row pitch of 68", "multiple of 8"):
+        call(cuda(128, 68)[:, :64], g, u)
+    with fails(ValueError, "x starts at an address", "2 bytes past", "clone()"):
+        call(cuda(128 * 64 + 1)[1:].view(128, 64), g, u)
+    with fails(ValueError, "x has strides (0, 1)", "rows overlap"):
+        call(cuda(1, 64).expand(128, 64), g, u)
+    with fails(ValueError, "must be (..., K)"):
+        call(cuda(64), g, u)
+    with fails(ValueError, "w_gate has shape (64,)"):
+        call(x, cuda(64), u)
+    assert not launches
+    assert call(x, g, u).shape == (128, 256)  # a normal call works afterwards
+
+
+def test_out(launches):
+    x, g, u = mlp()
+    buffer = cuda(128, 512)
+    view = buffer[:, 128:384]
+    assert ck.swiglu(x, g, u, out=view) is view
+    assert launches[-1][3].stride() == (512, 1) and launches[-1][3].storage_offset() == 128
+    for bad, words in (
+        (cuda(128, 255), "out has shape"),
+        (cuda(256, 128).T, "last dimension must be contiguous"),
+        (cuda(128, 260)[:, :256], "row pitch of 260"),
+        (buffer.view(-1)[4 : 4 + 128 * 256].view(128, 256), "8 bytes past"),
+    ):
+        with fails(ValueError, words):
+            ck.swiglu(x, g, u, out=bad)
+    with fails(TypeError, "out is float32"):
+        ck.gemm(x, g, out=cuda(128, 256, dtype=torch.float32))
+
+
+def test_out_must_not_overlap(launches):
+    w = cuda(64, 64)
+    buffer = cuda(128, 128)
+    with fails(ValueError, "out overlaps a"):
+        ck.gemm(buffer[:, :64], w, out=buffer[:, :64])
+    with fails(ValueError, "out overlaps a"):
+        ck.gemm(buffer[:, :64], w, out=buffer[:, 32:96])
+    assert ck.gemm(buffer[:, :64], w, out=buffer[:, 64:]) is not None  # columns of one buffer, no element shared
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0, 64)])
+def test_no_rows_no_launch(launches, shape):
+    x, g, u = cuda(*shape), cuda(256, 64), cuda(256, 64)
+    assert ck.swiglu(x, g, u, kernel="stacked").shape == (*shape[:-1], 256)
+    assert ck.gemm(x, g).shape == (*shape[:-1], 256)
+    assert not launches
+
+
+def test_one_row_with_an_odd_pitch(launches):
+    x = torch.empty_strided((1, 64), (3, 1), dtype=BF16)
+    assert ck.gemm(x, cuda(256, 64)).shape == (1, 256)
+    assert launches[-1][1].stride() == (64, 1)
+
+
+def test_no_columns_of_k_gives_zeros(launches):
+    out = torch.full((4, 8), 7.0, dtype=BF16)
+    ck.gemm(cuda(4, 0), cuda(8, 0), out=out)
+    assert (out == 0).all() and (ck.swiglu(cuda(128, 0), cuda(8, 0), cuda(8, 0)) == 0).all()
+    assert not launches
+
+
+def test_gradients(launches):
+    x, g, u = mlp()
+    g.requires_grad_()
+    with fails(ValueError, "requires grad", "no_grad"):
+        ck.swiglu(x, g, u, kernel="stacked")
+    with fails(ValueError, "requires grad"):
+        ck.gemm(x, g)
+    with torch.no_grad():
+        ck.swiglu(x, g, u, kernel="stacked")
+    assert len(launches) == 1
+    assert ck.swiglu(x, g, u).requires_grad and len(launches) == 1  # auto: PyTorch, so training stays right
+
+
+def test_auto_keeps_pytorch_where_it_is_faster(launches):
+    for m, fused in ((1, False), (64, False), (65, True), (4096, True)):
+        launches.clear()
+        ck.swiglu(*mlp(m=m))
+        assert bool(launches) is fused is api.prefers_fused(m, 256, 64)
+    with fails(ValueError, "kernel is 'fast'", "'stacked'"):
+        ck.swiglu(*mlp(), kernel="fast")
+
+
+def test_torch_path_runs_anywhere_and_gates_the_gate():
+    x = torch.tensor([[1.0]])
+    got = ck.swiglu(x, torch.tensor([[-2.0]]), torch.tensor([[5.0]]), kernel="torch")
+    assert got.item() == pytest.approx(-1.192029, abs=1e-5)  # silu(-2) * 5, not silu(5) * -2 = -9.93
+    assert ck.reference.swiglu(x, torch.tensor([[-2.0]]), torch.tensor([[5.0]])).item() == pytest.approx(
+        -1.192029, abs=1e-5
+    )
+
+
+def test_foreign_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a: (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *a: "NVIDIA L4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(api, "DEVICE", "cpu")
+    device.forget()
+    with fails(ck.UnsupportedDevice, "8.9", "kernel='torch'"):
+        ck.swiglu(*mlp(), kernel="stacked")
+    device.forget()
+
+
+def test_first_call_inside_a_capture(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    spec = ck.kernels()[0]
+    with fails(RuntimeError, "CUDA graph", "warmup"):
+        api._load(("gemm", spec.configs[0], BF16, 0), torch.device("cuda:0"))
+
+
+def test_config_is_checked():
+    spec = ck.kernels()[1]
+    for config, kind, words in (
+        (spec.configs[0].with_(stages=9), ck.ConfigError, "needs 476160 bytes of shared memory, 232448 are available"),
+        (spec.configs[0].with_(tile_n=256), ck.ConfigError, "at most 256 columns"),
+        (spec.configs[0].with_(cluster=(4, 1)), ck.ConfigError, "cluster is (4, 1)"),
+        ({"tile_m": 64}, TypeError, "config is a dict"),
+    ):
+        with fails(kind, words):
+            spec.check(config)

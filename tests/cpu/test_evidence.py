@@ -1,0 +1,99 @@
+"""Digests, records and the words that they give."""
+
+import json
+
+import pytest
+
+import cute_kernels as ck
+from cute_kernels import evidence, records, registry
+
+
+def test_prose_does_not_count_code_does():
+    base = "x = 1\n\ndef f():\n    return x  # why\n"
+    prose = '"""Docstring."""\n# comment\nx = 1\n\n\ndef f():\n    """What\n    it does."""\n    return x\n'
+    assert evidence.code_only(base) == evidence.code_only(prose)
+    assert evidence.code_only(base) != evidence.code_only(base.replace("x = 1", "x = 2"))
+    assert evidence.code_only("s = '# not a comment'\n") == "s = '# not a comment'"
+
+
+def test_closure_is_what_the_kernel_is_made_of():
+    names = evidence.closure("cute_kernels.hopper.swiglu_stacked")
+    for part in ("activation", "config", "epilogue", "kernel", "mainloop", "scheduler", "tiles", "swiglu_stacked"):
+        assert f"cute_kernels.hopper.{part}" in names
+    assert not [n for n in names if not n.startswith("cute_kernels.hopper.")]
+    assert "cute_kernels.hopper.activation" not in evidence.closure("cute_kernels.hopper.gemm")
+
+
+def test_digest_follows_a_shared_part(monkeypatch):
+    before = {spec.name: evidence.kernel_digest(spec.module) for spec in ck.kernels()}
+    real = evidence.code_only
+    monkeypatch.setattr(evidence, "code_only", lambda s: real(s) + ("x" if "def silu(" in s else ""))
+    evidence.kernel_digest.cache_clear()
+    after = {spec.name: evidence.kernel_digest(spec.module) for spec in ck.kernels()}
+    evidence.kernel_digest.cache_clear()
+    assert before["gemm"] == after["gemm"] and before["swiglu_stacked"] != after["swiglu_stacked"]
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "MEASURED", tmp_path)
+    (tmp_path / records.REFERENCE_GPU).mkdir()
+
+    def write(name, value):
+        (tmp_path / records.REFERENCE_GPU / f"{name}.json").write_text(json.dumps(value))
+
+    return write
+
+
+def test_words(measured):
+    spec = registry.get("gemm")
+    assert spec.evidence.status == "missing"
+    entry = {"digest": "old", "stamp": {"gpu": "NVIDIA H200", "date": "2026-01-01"}, "cases": 3, "worst_error": 0.001}
+    measured("validation", {"kernels": {"gemm": entry}})
+    assert spec.evidence.status == "stale" and spec.evidence.cases == 3
+    measured("validation", {"kernels": {"gemm": {**entry, "digest": evidence.kernel_digest(spec.module)}}})
+    assert spec.evidence.current and spec.evidence.gpu == "NVIDIA H200"
+
+
+def notebook(code, **metadata):
+    cell = {"cell_type": "code", "source": code, "outputs": [{"output_type": "stream"}], "metadata": {}}
+    return {"cells": [cell], "metadata": metadata}
+
+
+def test_notebook_goes_stale_with_its_cells_and_its_parts(tmp_path, monkeypatch):
+    code = "%matplotlib inline\nfrom cute_kernels.hopper import tiles\nx = 1"
+    file = tmp_path / "a.ipynb"
+    file.write_text(json.dumps(notebook(code)))
+    assert evidence.of_notebook(file).status == "missing"
+    mark = {"gpu": "NVIDIA H200", "date": "2026-01-01", "digest": evidence.notebook_digest(notebook(code))}
+    file.write_text(json.dumps(notebook(code, cute_kernels=mark)))
+    assert evidence.of_notebook(file).current
+    file.write_text(json.dumps(notebook(code + "0", cute_kernels=mark)))
+    assert evidence.of_notebook(file).status == "stale"
+    file.write_text(json.dumps(notebook(code, cute_kernels=mark)))
+    real = evidence.code_only
+    monkeypatch.setattr(evidence, "code_only", lambda s: real(s) + ("x" if "def tma_load(" in s else ""))
+    assert evidence.of_notebook(file).status == "stale"
+
+
+def test_evidence_command_fails_on_stale(monkeypatch, capsys):
+    good = evidence.Evidence("a", "NVIDIA H200", "2026-01-01", 3, 0.001, "current")
+    monkeypatch.setattr(evidence, "table", lambda: [good])
+    assert evidence.main() == 0
+    monkeypatch.setattr(evidence, "table", lambda: [good, evidence.Evidence("b", "", "", 0, None, "stale")])
+    assert evidence.main() == 1 and "stale" in capsys.readouterr().out
+
+
+def test_records_need_a_gpu(monkeypatch):
+    monkeypatch.setattr(records, "current_gpu", lambda: None)
+    with pytest.raises(RuntimeError, match="on a GPU only"):
+        records.save("x", {})
+
+
+def test_record_is_stamped_and_lies_under_its_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "MEASURED", tmp_path)
+    monkeypatch.setattr(records, "current_gpu", lambda: "NVIDIA H100 80GB HBM3")
+    file = records.save("x", {"a": 1})
+    assert file.parent.name == "h100-80gb-hbm3"
+    assert records.load("x", "h100-80gb-hbm3")["stamp"]["gpu"] == "NVIDIA H100 80GB HBM3"
+    assert list(file.parent.iterdir()) == [file]  # no half-written file left

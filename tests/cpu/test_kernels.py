@@ -1,0 +1,145 @@
+"""Every finished kernel x configuration x dtype compiles without a GPU, within its budgets, with the right instructions."""
+
+import re
+
+import pytest
+import torch
+
+import cute_kernels as ck
+from cute_kernels import compile as compiling
+from cute_kernels import registry
+from cute_kernels.hopper import kernel as skeleton
+from cute_kernels.hopper.choose import choose, predicted_seconds
+from cute_kernels.hopper.config import SMEM_CAPACITY
+
+CASES = [(spec.name, config, dtype) for spec in ck.kernels() for config in spec.configs for dtype in spec.dtypes]
+IDS = [f"{name}-{config.name}-{dtype}" for name, config, dtype in CASES]
+
+# Registers per thread at launch, from the cubin: 65,536 over the CTA's threads, rounded down to 8. A change here means
+# that ptxas was given another launch bound, and setmaxnreg's numbers must be worked out again.
+REGISTERS_AT_LAUNCH = {384: 168, 256: 240}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    cache = {}
+
+    def get(name, config, dtype):
+        key = (name, config, dtype)
+        if key not in cache:
+            cache[key] = ck.compile_only(name, arch="sm_90a", config=config, dtype=dtype)
+        return cache[key]
+
+    return get
+
+
+@pytest.mark.parametrize(("name", "config", "dtype"), CASES, ids=IDS)
+def test_budgets(compiled, name, config, dtype):
+    c = compiled(name, config, dtype)
+    spec = registry.get(name)
+    assert c.target == "sm_90a" and ".target sm_90a" in c.ptx
+    assert c.spill_bytes == 0 and "LDL" not in c.instructions and "STL" not in c.instructions
+    assert c.threads == config.threads
+    assert c.registers == REGISTERS_AT_LAUNCH[config.threads]
+    assert c.smem_dynamic == config.smem_bytes(spec.b_parts) <= SMEM_CAPACITY
+
+
+@pytest.mark.parametrize(("name", "config", "dtype"), CASES, ids=IDS)
+def test_instructions(compiled, name, config, dtype):
+    c = compiled(name, config, dtype)
+    spec = registry.get(name)
+    n = config.tile_n * spec.b_parts
+    kind = {"bfloat16": "bf16", "float16": "f16"}[dtype]
+    assert f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind}" in c.ptx
+    assert c.instructions["HGMMA"] == 2 * 4 * (
+        config.tile_m // config.warp_groups // 64
+    )  # first k-tile and loop, 4 k-blocks
+    assert c.instructions["UTMALDG"] == 1 + spec.b_parts
+    slabs = config.tile_m // config.warp_groups // 64 * (config.tile_n // config.epi_n)
+    assert c.instructions["UTMASTG"] == slabs
+    multicast = sum(count for m, count in c.mnemonics.items() if m.startswith("UTMALDG") and "MULTICAST" in m)
+    assert multicast == (1 if config.cluster[1] > 1 else 0) + (spec.b_parts if config.cluster[0] > 1 else 0)
+    assert "CALL" not in c.instructions  # no slow division in the activation
+    if name == "swiglu_stacked":
+        per_thread = config.tile_m * config.tile_n // (128 * config.warp_groups)
+        assert c.instructions["MUFU.EX2"] == per_thread  # one ex2 and one rcp of an output element
+        assert c.instructions["MUFU.RCP"] >= per_thread
+
+
+@pytest.mark.parametrize(("name", "config", "dtype"), CASES, ids=IDS)
+def test_setmaxnreg_is_effective(compiled, name, config, dtype):
+    """Both directions present, and the sum fits the register file, else the increase would wait for ever."""
+    c = compiled(name, config, dtype)
+    found = dict(re.findall(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32\s+(\d+)", c.ptx))
+    assert found == {"inc": str(skeleton.CONSUMER_REGISTERS), "dec": str(skeleton.PRODUCER_REGISTERS)}
+    assert c.instructions["USETMAXREG"] == 2
+    assert 128 * (config.warp_groups * int(found["inc"]) + int(found["dec"])) <= 65536
+
+
+@pytest.mark.parametrize(("name", "config", "dtype"), CASES, ids=IDS)
+def test_fences(compiled, name, config, dtype):
+    """A proxy fence between the last stmatrix and every TMA store; the barriers' init is fenced before the cluster goes on."""
+    ptx = compiled(name, config, dtype).ptx
+    events = re.findall(
+        r"(stmatrix|fence\.proxy\.async|cp\.async\.bulk\.tensor\.2d\.global\.shared|bar\.sync|barrier\.sync|"
+        r"mbarrier\.init|fence\.mbarrier_init|mbarrier\.try_wait)",
+        ptx,
+    )
+    clean = False
+    stores = 0
+    for event in events:
+        if event == "stmatrix":
+            clean = False
+        elif event == "fence.proxy.async":
+            clean = True
+        elif event.startswith("cp.async.bulk"):
+            stores += 1
+            assert clean, "a TMA store can read shared memory that the generic proxy wrote and nothing has fenced"
+    assert stores
+    last_init = max(i for i, e in enumerate(events) if e == "mbarrier.init")
+    first_wait = min(i for i, e in enumerate(events) if e == "mbarrier.try_wait")
+    assert "fence.mbarrier_init" in events[last_init:first_wait]
+
+
+def test_wgmma_kernel_is_not_for_blackwell():
+    with pytest.raises(ValueError, match="arch is 'sm_100a', but kernel 'gemm' is written for sm_90a"):
+        ck.compile_only("gemm", arch="sm_100a")
+    spec = registry.get("gemm")
+    args = [*(ck.fake_matrix("bfloat16") for _ in range(3)), compiling.cutlass.Int32(1), ck.env_stream()]
+    with pytest.raises(ck.CompileError, match="gemm for sm_100a.*sm_90a"):
+        ck.build(spec.factory(spec.configs[0], compiling.DTYPES["bfloat16"]), args, arch="sm_100a", name="gemm")
+
+
+def test_compile_only_refuses():
+    with pytest.raises(ValueError, match="kernel is 'gem', allowed: gemm, swiglu_stacked"):
+        ck.compile_only("gem")
+    with pytest.raises(ValueError, match="dtype is 'float32', kernel 'gemm' takes bfloat16, float16"):
+        ck.compile_only("gemm", dtype=torch.float32)
+    with pytest.raises(ValueError, match="arch is 'sm_89'"):
+        ck.build(lambda: None, [], arch="sm_89")
+
+
+def test_compiles_are_counted():
+    with ck.count_compiles() as inside:
+        ck.compile_only("gemm", config=registry.get("gemm").configs[-1])
+    assert inside == {"sm_90a": 1}
+
+
+@pytest.mark.parametrize("spec", ck.kernels(), ids=lambda s: s.name)
+def test_configurations_are_distinct_and_explain_themselves(spec):
+    assert len({config.name for config in spec.configs}) == len(spec.configs)
+    for config in spec.configs:
+        text = config.validate(spec.b_parts).explain(spec.b_parts)
+        assert config.name in text and str(config.smem_bytes(spec.b_parts)) in text
+
+
+def test_choice_follows_the_counts():
+    configs = registry.get("swiglu_stacked").configs
+    big = choose(configs, 4096, 18944, 3584, 2, 132)
+    assert (big.tile_m, big.tile_n) == (128, 128)
+    few = choose(configs, 64, 18944, 3584, 2, 132)
+    assert few.tile_m == 64  # a 128-row tile would be half empty
+    for config in configs:
+        one = predicted_seconds(config, 4096, 4096, 4096, 2, 132)
+        assert one < predicted_seconds(config, 8192, 4096, 4096, 2, 132)
+        assert one >= 2 * (4096 * 4096 * 4) / 4.2e12  # never below the DRAM floor of its bytes

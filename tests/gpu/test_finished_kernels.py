@@ -1,0 +1,170 @@
+"""The public functions on a Hopper GPU against fp32."""
+
+import math
+
+import pytest
+import torch
+
+import cute_kernels as ck
+from cute_kernels import validate
+
+DEVICE = "cuda"
+SHAPES = [(1, 64, 64), (63, 264, 72), (65, 8, 8), (129, 1032, 520), (1000, 256, 4096), (300, 4864, 896)]
+
+
+def weights(n, k, count, dtype=torch.bfloat16):
+    return [(torch.randn(n, k, device=DEVICE) / math.sqrt(k)).to(dtype) for _ in range(count)]
+
+
+def rel(out, ref):
+    return validate.relative_error(out, ref)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gemm(shape, dtype):
+    m, n, k = shape
+    a = torch.randn(m, k, device=DEVICE).to(dtype)
+    (b,) = weights(n, k, 1, dtype)
+    ref = ck.reference.gemm(a, b)
+    assert rel(ck.gemm(a, b), ref) <= 2 * rel(a @ b.T, ref)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "stacked"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_swiglu(shape, dtype, kernel):
+    m, n, k = shape
+    x = torch.randn(m, k, device=DEVICE).to(dtype)
+    g, u = weights(n, k, 2, dtype)
+    ref = ck.reference.swiglu(x, g, u)
+    assert rel(ck.swiglu(x, g, u, kernel=kernel), ref) <= 2 * rel(ck.swiglu(x, g, u, kernel="torch"), ref)
+
+
+@pytest.mark.parametrize("spec", ck.kernels(), ids=lambda s: s.name)
+def test_every_configuration_is_accepted(spec):
+    m, n, k = 200, 264, 200
+    x = torch.randn(m, k, device=DEVICE).bfloat16()
+    w = weights(n, k, spec.b_parts)
+    ref = validate.expected(spec, [x, *w])
+    for config in spec.configs:
+        call = ck.gemm if spec.b_parts == 1 else lambda *a, **kw: ck.swiglu(*a, kernel="stacked", **kw)
+        assert rel(call(x, *w, config=config), ref) < 0.004, config.name
+
+
+def test_gate_is_the_gate():
+    x = torch.ones(70, 64, device=DEVICE, dtype=torch.bfloat16)
+    g = torch.full((64, 64), -2 / 64, device=DEVICE, dtype=torch.bfloat16)
+    u = torch.full((64, 64), 5 / 64, device=DEVICE, dtype=torch.bfloat16)
+    out = ck.swiglu(x, g, u, kernel="stacked")
+    assert torch.allclose(out.float(), torch.full_like(out, -1.192, dtype=torch.float32), atol=0.01)
+
+
+def test_negative_tail_and_extremes():
+    """Gates -16..-1 keep relative accuracy; huge gates stay finite."""
+    x = torch.zeros(128, 64, device=DEVICE, dtype=torch.bfloat16)
+    x[:, 0] = 1
+    gate = torch.zeros(256, 64, device=DEVICE, dtype=torch.bfloat16)
+    gate[:, 0] = torch.linspace(-16, -1, 256, device=DEVICE)
+    up = torch.zeros_like(gate)
+    up[:, 0] = 1
+    out = ck.swiglu(x, gate, up, kernel="stacked").float()
+    ref = ck.reference.swiglu(x, gate, up)
+    assert ((out - ref).abs() / ref.abs()).max() < 0.005
+    for huge, want in ((3e38, 3e38), (-3e38, 0.0)):
+        gate[:, 0] = huge
+        out = ck.swiglu(x, gate, up, kernel="stacked").float()
+        assert out.isfinite().all() and torch.allclose(out, torch.full_like(out, want), rtol=0.01)
+
+
+def test_nan_stays_in_its_row_and_column():
+    x = torch.randn(300, 128, device=DEVICE).bfloat16()
+    g, u = weights(264, 128, 2)
+    x[77] = math.nan
+    u[33] = math.nan
+    bad = ck.swiglu(x, g, u, kernel="stacked").isnan()
+    want = torch.zeros_like(bad)
+    want[77] = True
+    want[:, 33] = True
+    assert torch.equal(bad, want)
+
+
+def test_out_slice_keeps_its_neighbours():
+    x = torch.randn(130, 64, device=DEVICE).bfloat16()
+    (b,) = weights(72, 64, 1)
+    buffer = torch.full((132, 96), 7.0, device=DEVICE, dtype=torch.bfloat16)
+    out = buffer[1:131, 8:80]
+    assert ck.gemm(x, b, out=out) is out
+    assert torch.equal(out, ck.gemm(x, b))
+    out.fill_(7.0)
+    assert (buffer == 7.0).all()
+
+
+def test_strided_inputs():
+    store = torch.randn(300, 256, device=DEVICE).bfloat16()
+    x, rows = store[:, 64:192], store[::2, :128]
+    (b,) = weights(64, 128, 1)
+    for view in (x, rows):
+        assert torch.equal(ck.gemm(view, b), ck.gemm(view.contiguous(), b))
+    batched = torch.randn(3, 5, 128, device=DEVICE).bfloat16()
+    assert torch.equal(ck.gemm(batched, b), ck.gemm(batched.view(15, 128), b).view(3, 5, 64))
+
+
+def test_misaligned_after_an_aligned_call():
+    x = torch.randn(65 * 64 + 8, device=DEVICE).bfloat16()
+    (b,) = weights(64, 64, 1)
+    ck.gemm(x[: 64 * 64].view(64, 64), b)
+    with pytest.raises(ValueError, match="2 bytes past a multiple of 16"):
+        ck.gemm(x[1 : 64 * 64 + 1].view(64, 64), b)
+    assert ck.gemm(x[: 64 * 64].view(64, 64), b).isfinite().all()
+
+
+def test_changing_only_m_compiles_nothing():
+    g, u = weights(256, 128, 2)
+    config = ck.kernels()[1].configs[0]
+    x = torch.randn(2048, 128, device=DEVICE).bfloat16()
+    ck.swiglu(x, g, u, kernel="stacked", config=config)
+    with ck.count_compiles() as inside:
+        for m in (1, 100, 129, 2048):
+            ck.swiglu(x[:m], g, u, kernel="stacked", config=config)
+    assert not inside
+
+
+def test_graph_capture():
+    x = torch.randn(512, 128, device=DEVICE).bfloat16()
+    g, u = weights(256, 128, 2)
+    ck.warmup("swiglu", m=512, n=256, k=128)
+    out = torch.empty(512, 256, device=DEVICE, dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ck.swiglu(x, g, u, out=out)
+    x.copy_(torch.randn_like(x))
+    out.fill_(math.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert rel(out, ck.reference.swiglu(x, g, u)) < 0.004
+
+
+def test_side_stream():
+    x = torch.randn(4096, 4096, device=DEVICE).bfloat16()
+    (b,) = weights(4096, 4096, 1)
+    ck.gemm(x, b)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        x.zero_()
+        out = ck.gemm(x, b)  # must run behind the zeroing
+    side.synchronize()
+    assert (out == 0).all()
+
+
+@pytest.mark.parametrize("m", [1, 200])
+def test_short_k_many_tiles_is_repeatable(m):
+    """Short K over many tiles re-uses store slots and stages at the highest rate: a race shows as a changing result."""
+    x = torch.randn(m, 64, device=DEVICE).bfloat16()
+    g, u = weights(8192, 64, 2)
+    for config in ck.kernels()[1].configs:
+        first = ck.swiglu(x, g, u, kernel="stacked", config=config)
+        for _ in range(50):
+            assert torch.equal(first, ck.swiglu(x, g, u, kernel="stacked", config=config)), config.name
