@@ -1,0 +1,226 @@
+"""Whole kernels around a learner's function: compiled for sm_90a here, run on a GPU in a child process.
+
+out = a @ b.T in bf16, one output tile per CTA, TMA loads, WGMMA, predicated stores from registers. What an exercise asks for
+is passed in; everything else is the package's own (hopper.tiles, hopper.mainloop).
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, memory
+from cutlass.pipeline import pipeline_init_arrive, pipeline_init_wait
+
+from ...compile import Compiled, CompileError, build, env_stream, fake_matrix
+from ...hopper import mainloop, tiles
+from . import NotRun, Wrong, file_of
+
+TILE_M = 128
+SECONDS = 90  # for a child process on the GPU: import, compile, run
+MARK = "cute_kernels exercise: "
+
+
+@cute.jit
+def store_registers(acc, coords, out):
+    """Store an accumulator where its coordinates lie inside of the output."""
+    for v in cutlass.range_constexpr(cute.size(acc)):
+        if cute.elem_less(coords[v], out.shape):
+            out[coords[v]] = acc[v].to(out.element_type)
+
+
+class TileGemm:
+    """One 128 x tile_n tile per CTA. Subclasses say who runs the main loop.
+
+    stages: depth of the ring. groups: consumer warp groups. store(acc, coords, out): the epilogue of one thread, with the
+    global (m, n) of each of its accumulator values.
+    """
+
+    producer_group = False
+
+    def __init__(self, loop: Callable, stages: int = 1, tile_n: int = 128, groups: int = 1, store: Callable = store_registers):
+        self.loop, self.stages, self.tile_n, self.groups, self.store = loop, stages, tile_n, groups, store
+
+    @property
+    def boxes(self) -> dict[str, int]:
+        """Bytes of the boxes that one k-tile loads."""
+        return {"a": tiles.tile_bytes(cutlass.BFloat16, TILE_M), "b": tiles.tile_bytes(cutlass.BFloat16, self.tile_n)}
+
+    @cute.jit
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, out: cute.Tensor, stream: cuda.CUstream):
+        load_a, tma_a = tiles.tma_load(a, TILE_M)
+        load_b, tma_b = tiles.tma_load(b, self.tile_n)
+        grid = (cute.ceil_div(out.shape[0], TILE_M), cute.ceil_div(out.shape[1], self.tile_n), 1)
+        k_tiles = Int32(cute.ceil_div(a.shape[1], tiles.TILE_K))
+        self.kernel(load_a, tma_a, load_b, tma_b, out, k_tiles).launch(
+            grid=grid,
+            block=(tiles.WARP_GROUP * (self.groups + self.producer_group), 1, 1),
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self, load_a: cute.CopyAtom, tma_a: cute.Tensor, load_b: cute.CopyAtom, tma_b: cute.Tensor, out: cute.Tensor, k_tiles: Int32
+    ):
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        m, n, _ = cute.arch.block_idx()
+
+        @cute.struct
+        class Storage:
+            barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.stages]
+            a: cute.struct.Align[cute.struct.MemRange[cutlass.BFloat16, TILE_M * tiles.TILE_K * self.stages], 1024]
+            b: cute.struct.Align[cute.struct.MemRange[cutlass.BFloat16, self.tile_n * tiles.TILE_K * self.stages], 1024]
+
+        smem = memory.SmemAllocator().allocate(Storage)
+        layout_a = tiles.operand_layout(cutlass.BFloat16, TILE_M, self.stages)
+        layout_b = tiles.operand_layout(cutlass.BFloat16, self.tile_n, self.stages)
+        sA = smem.a.get_tensor(layout_a.outer, swizzle=layout_a.inner)
+        sB = smem.b.get_tensor(layout_b.outer, swizzle=layout_b.inner)
+        ring = mainloop.load_pipeline(smem.barriers.data_ptr(), self.stages, sum(self.boxes.values()), 4 * self.groups)
+        pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
+        pipeline_init_wait(cluster_shape_mn=(1, 1))
+
+        to_a, from_a = tiles.partition_load(load_a, sA, tma_a, TILE_M)
+        to_b, from_b = tiles.partition_load(load_b, sB, tma_b, self.tile_n)
+
+        def copy_a(k, stage, full):
+            cute.copy(load_a, from_a[None, m, k], to_a[None, stage], tma_bar_ptr=full)
+
+        def copy_b(k, stage, full):
+            cute.copy(load_b, from_b[None, n, k], to_b[None, stage], tma_bar_ptr=full)
+
+        self.body(thread, warp, m, n, ring, k_tiles, copy_a, copy_b, sA, sB, out)
+
+    @cute.jit
+    def multiplier(self, thread, m, n, sA, sB):
+        """(tiled MMA, its fragments, accumulator, the accumulator's global coordinates) of consumer thread `thread`."""
+        mma = tiles.tiled_mma(cutlass.BFloat16, self.tile_n, self.groups)
+        slice_ = mma.get_slice(thread // tiles.WARP_GROUP * tiles.WARP_GROUP)
+        frag_a = mma.make_fragment_A(slice_.partition_A(sA))
+        frag_b = mma.make_fragment_B(slice_.partition_B(sB))
+        acc = cute.make_rmem_tensor(mma.partition_shape_C((TILE_M, self.tile_n)), cutlass.Float32)
+        tile = cute.make_identity_tensor((TILE_M, self.tile_n))
+        coords = cute.domain_offset((m * TILE_M, n * self.tile_n), tile)
+        return mma, frag_a, frag_b, acc, mma.get_slice(thread).partition_C(coords)
+
+
+class OneStage(TileGemm):
+    """Four warps and one stage: loop(warp, full, k_tiles, load_a, load_b, multiply)."""
+
+    @cute.jit
+    def body(self, thread, warp, m, n, ring, k_tiles, copy_a, copy_b, sA, sB, out):
+        mma, frag_a, frag_b, acc, coords = self.multiplier(thread, m, n, sA, sB)
+        full = ring.sync_object_full.get_barrier(0)
+
+        def load_a(k, barrier):
+            copy_a(k, 0, barrier)
+
+        def load_b(k, barrier):
+            copy_b(k, 0, barrier)
+
+        def multiply(k):
+            mainloop.mma_k_tile(mma, acc, frag_a, frag_b, 0, k == 0)
+
+        self.loop(warp, full, k_tiles, load_a, load_b, multiply)
+        self.store(acc, coords, out)
+
+
+class RingOfStages(TileGemm):
+    """Four warps that load and multiply: loop(warp, ring, stages, k_tiles, load, multiply)."""
+
+    @cute.jit
+    def body(self, thread, warp, m, n, ring, k_tiles, copy_a, copy_b, sA, sB, out):
+        mma, frag_a, frag_b, acc, coords = self.multiplier(thread, m, n, sA, sB)
+
+        def load(k, stage, barrier):
+            copy_a(k, stage, barrier)
+            copy_b(k, stage, barrier)
+
+        def multiply(k, stage):
+            mainloop.mma_k_tile(mma, acc, frag_a, frag_b, stage, k == 0)
+
+        self.loop(warp, ring, self.stages, k_tiles, load, multiply)
+        self.store(acc, coords, out)
+
+
+class Roles(TileGemm):
+    """A producer warp group and consumer warp groups: loop(warp, ring, stages, k_tiles, load, consume)."""
+
+    producer_group = True
+
+    @cute.jit
+    def body(self, thread, warp, m, n, ring, k_tiles, copy_a, copy_b, sA, sB, out):
+        def load(k, stage, barrier):
+            copy_a(k, stage, barrier)
+            copy_b(k, stage, barrier)
+
+        def consume():
+            self.consumer(thread - tiles.WARP_GROUP, m, n, ring, k_tiles, sA, sB, out)
+
+        self.loop(warp, ring, self.stages, k_tiles, load, consume)
+
+    @cute.jit
+    def consumer(self, thread, m, n, ring, k_tiles, sA, sB, out):
+        mma, frag_a, frag_b, acc, coords = self.multiplier(thread, m, n, sA, sB)
+        mainloop.multiply(ring, mainloop.consumer_state(self.stages), k_tiles, mma, acc, frag_a, frag_b)
+        self.store(acc, coords, out)
+
+
+def compile_(gemm: TileGemm, name: str) -> Compiled:
+    """Compile a harness for sm_90a; what the DSL refuses is the learner's to hear."""
+    args = [fake_matrix("bfloat16") for _ in range(3)]
+    try:
+        return build(gemm, [*args, env_stream()], arch="sm_90a", name=name)
+    except CompileError as why:
+        if isinstance(why.__cause__, Wrong):
+            raise why.__cause__ from None
+        raise Wrong(f"It does not compile. {str(why).split(': ', 1)[-1]}") from None
+
+
+def run_on_gpu(exercise: str, harness: str, answer: Callable, hint: str, **options: Any) -> Iterator[Any]:
+    """Numerics over odd shapes on this GPU, in a child process that may hang. harness: a function of this module's `makers`.
+
+    hint: what usually makes this exercise's kernel hang.
+    """
+    from .. import HAS_GPU
+
+    if not HAS_GPU:
+        yield NotRun("the numbers: running the kernel over odd shapes needs a Hopper GPU")
+        return
+    from .. import child
+
+    cell = "".join(linecache.getlines(file_of(answer)))
+    tail = f"from cute_kernels.lab.exercises import harness\nharness.judge({exercise!r}, {harness!r}, {answer.__name__}, **{options!r})\n"
+    outcome = child.run(f"{cell}\n{tail}", SECONDS)
+    if not outcome.finished:
+        raise Wrong(f"On the GPU the kernel hangs: no result after {SECONDS} s. {hint}")
+    told = [line[len(MARK) :] for line in outcome.stdout.splitlines() if line.startswith(MARK)]
+    if not told:
+        raise Wrong(f"On the GPU the run breaks off:\n{outcome.stderr.strip()[-600:]}")
+    verdict = json.loads(told[-1])
+    if verdict["wrong"]:
+        raise Wrong(f"On the GPU: {verdict['wrong']}")
+    yield f"{verdict['shapes']} shapes on {verdict['gpu']}: worst relative error {verdict['worst']:.2g}"
+
+
+def judge(exercise: str, harness: str, answer: Callable, **options: Any) -> None:
+    """In the child process: compile, run, compare, print one line of JSON."""
+    import torch
+
+    from .. import check
+
+    kernel = compile_(globals()[harness](answer, **options), exercise)
+    verdict = {"wrong": None, "gpu": torch.cuda.get_device_name()}
+    try:
+        reports = check.gemm(kernel, f"exercise_{exercise}")
+        verdict.update(shapes=len(reports), worst=max(report.rel for report in reports))
+    except check.CheckFailed as why:
+        verdict["wrong"] = str(why)
+    print(MARK + json.dumps(verdict))

@@ -1,0 +1,222 @@
+"""Every exercise on disk: in step with its solution, within its line budget, and judged rightly by its checker.
+
+The cells of an exercise run in a child process of their own, because a wrong kernel may abort the compiler.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cute_kernels.lab import exercises
+from cute_kernels.lab.exercises import ExerciseFailed, NotRun, Verdict, Wrong, checker, regions
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "exercises"
+NAMES = sorted({path.stem for folder in (FOLDER, FOLDER / "solutions") for path in folder.glob("*.ipynb")})
+LIMIT = 120  # seconds for one exercise's child process
+
+each = pytest.mark.parametrize("name", NAMES)
+
+
+def code_cells(path: Path) -> list[str]:
+    return [source for kind, source in regions.cells(path) if kind == "code"]
+
+
+def wrong_answers(name: str) -> list[tuple[str, str, str]]:
+    path = Path(__file__).parent / "wrong_answers" / f"nb{name[:2]}.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.WRONG[name[:3]]
+
+
+def edited(cells: list[str], old: str, new: str) -> list[str]:
+    """The cells with `old` replaced by `new`; `old` must stand exactly once, inside a region."""
+    inside = "\n".join("\n".join(region.lines) for cell in cells for region in regions.regions(cell))
+    assert inside.count(old) == 1, f"{old!r} stands {inside.count(old)} times in the solution's regions"
+    holders = [index for index, cell in enumerate(cells) if old in cell]
+    assert len(holders) == 1 and cells[holders[0]].count(old) == 1, f"{old!r} also stands outside of the regions"
+    return [cell.replace(old, new) for cell in cells]
+
+
+def run_in_child(variants: list[list[str]]) -> list[dict]:
+    """Run each list of code cells in one fresh interpreter; for each the verdicts, printed text or the traceback."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("run_exercise.py"))],
+        input=json.dumps(variants),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@cache
+def outcomes(name: str) -> dict[str, dict]:
+    """The solution, the untouched exercise and the typical wrong answers, judged by the checker."""
+    solution = code_cells(FOLDER / "solutions" / f"{name}.ipynb")
+    variants = {"solution": solution, "untouched": code_cells(FOLDER / f"{name}.ipynb")}
+    for old, new, words in wrong_answers(name):
+        variants[words] = edited(solution, old, new)
+    return dict(zip(variants, run_in_child(list(variants.values())), strict=True))
+
+
+def test_exercises_come_in_pairs():
+    assert NAMES, "no exercise found"
+    for name in NAMES:
+        assert re.fullmatch(r"\d\d[a-z]_\w+", name), name
+        assert (FOLDER / f"{name}.ipynb").is_file() and (FOLDER / "solutions" / f"{name}.ipynb").is_file(), name
+    assert len({name[:3] for name in NAMES}) == len(NAMES), "two exercises have the same number"
+
+
+@each
+def test_solution_equals_exercise_outside_of_the_regions(name):
+    assert regions.differences(FOLDER / f"{name}.ipynb", FOLDER / "solutions" / f"{name}.ipynb") == []
+
+
+@each
+def test_solution_keeps_to_its_line_budget(name):
+    found = [region for cell in code_cells(FOLDER / "solutions" / f"{name}.ipynb") for region in regions.regions(cell)]
+    assert found, "the solution has no FILL region"
+    for region in found:
+        assert 0 < len(region.code) <= region.budget, f"{len(region.code)} lines where {region.budget} are announced"
+
+
+@each
+def test_exercise_is_empty_and_explains_itself(name):
+    path = FOLDER / f"{name}.ipynb"
+    assert all(region.empty for cell in code_cells(path) for region in regions.regions(cell))
+    text = "\n".join(source for kind, source in regions.cells(path) if kind == "markdown")
+    assert text.count("<summary>Hint") >= 1
+    assert f'check("{name[:3]}"' in code_cells(path)[-1]
+
+
+@each
+def test_solution_passes(name):
+    outcome = outcomes(name)["solution"]
+    assert outcome["error"] is None, outcome["error"]
+    assert [v["exercise"] for v in outcome["verdicts"]] == [name[:3]]
+    assert outcome["verdicts"][0]["wrong"] is None, outcome["verdicts"][0]["wrong"]
+    assert outcome["verdicts"][0]["shown"], "the checker shows nothing"
+
+
+@each
+def test_untouched_exercise_fails_with_a_message(name):
+    outcome = outcomes(name)["untouched"]
+    assert outcome["error"] is None, outcome["error"]
+    assert re.search("not filled in yet|still `...`", outcome["verdicts"][0]["wrong"])
+
+
+@each
+def test_typical_wrong_answers_are_named(name):
+    answers = wrong_answers(name)
+    assert answers, "no typical wrong answer"
+    for _, new, words in answers:
+        outcome = outcomes(name)[words]
+        assert outcome["error"] is None, outcome["error"]
+        wrong = outcome["verdicts"][0]["wrong"]
+        assert wrong is not None and words in wrong, f"with {new!r} the checker says: {wrong}"
+
+
+# The mechanism itself
+
+
+@pytest.fixture
+def toy():
+    """A checker for exercise "99z" that wants a function returning 4, and cannot check the rest."""
+
+    @checker("99z")
+    def check_four(four):
+        if four() != 4:
+            raise Wrong(f"it returns {four()}, not 4")
+        yield "it returns 4"
+        yield NotRun("the colour: needs a GPU")
+
+    yield
+    del exercises._checkers["99z"]
+
+
+def test_a_verdict_with_something_unchecked_is_not_called_passed(toy, capsys):
+    exercises.check("99z", lambda: 4)
+    printed = capsys.readouterr().out
+    assert "not run" in printed and "needs a GPU" in printed and "passed" not in printed
+    assert str(Verdict("99z", shown=["all"])).startswith("99z: passed")
+
+
+def test_a_wrong_answer_raises_and_jupyter_shows_only_the_verdict(toy):
+    with pytest.raises(ExerciseFailed, match="it returns 5, not 4") as caught:
+        exercises.check("99z", lambda: 5)
+    assert caught.value._render_traceback_() == [str(caught.value.verdict)]
+
+
+def test_an_exception_in_the_answer_is_a_sentence_with_its_line(toy):
+    def four():
+        return [][4]
+
+    wrong = exercises.examine("99z", four).wrong
+    assert "`four` raised IndexError" in wrong and "return [][4]" in wrong
+
+
+def test_an_exception_in_the_checker_is_not_blamed_on_the_learner():
+    @checker("99y")
+    def check_broken(answer):
+        yield "so far"
+        raise KeyError("a bug of the checker")
+
+    try:
+        with pytest.raises(KeyError):
+            exercises.examine("99y", lambda: 4)
+    finally:
+        del exercises._checkers["99y"]
+
+
+def test_unfilled_answers_are_told_apart(toy):
+    def four():
+        # FILL (about 1 line)
+        ...
+        # END FILL
+
+    assert "not filled in yet" in exercises.examine("99z", four).wrong
+    assert "still `...`" in exercises.examine("99z", ...).wrong
+
+
+def test_unknown_exercises_are_named():
+    with pytest.raises(ValueError, match="no exercise '98q'"):
+        exercises.check("98q", 1)
+
+
+def test_regions():
+    source = "a\n# FILL (about 2 lines)\nx = ...\n# END FILL\nb\n# FILL (about 1 line)\ny = 1  # one\n\n# why\n# END FILL"
+    outside, found = regions.split(source)
+    assert [line for line in outside if "FILL" not in line] == ["a", "b"]
+    assert [(r.budget, r.empty, len(r.code)) for r in found] == [(2, True, 1), (1, False, 1)]
+    for lost in ("# END FILL", "# FILL (about 1 line)\nx", "# FILL (about 1 line)\n# FILL (about 1 line)\n# END FILL"):
+        with pytest.raises(ValueError, match="partner|no # END FILL"):
+            regions.split(lost)
+
+
+def test_differences_are_found(tmp_path):
+    import nbformat
+
+    def write(path, *cells):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        nbformat.write(notebook, path)
+        return path
+
+    base = "a = 1\n# FILL (about 1 line)\nx = ...\n# END FILL"
+    ours = write(tmp_path / "a.ipynb", base)
+    assert regions.differences(ours, write(tmp_path / "b.ipynb", base.replace("x = ...", "x = 2"))) == []
+    assert "a = 1" in regions.differences(ours, write(tmp_path / "c.ipynb", base.replace("a = 1", "a = 2")))[0]
+    assert "budget" in regions.differences(ours, write(tmp_path / "d.ipynb", base.replace("about 1 line", "about 9 lines")))[-1]
+    assert "1 cells" in regions.differences(ours, write(tmp_path / "e.ipynb", base, "b"))[0]
