@@ -144,15 +144,22 @@ def _operands(size: int) -> list[torch.Tensor]:
     return [a, b, torch.empty_like(a)]
 
 
-def gemm_row(kernel: Callable, step: str, sizes: Sequence[int] = SIZES, beside: dict[str, Callable] | None = None):
+def gemm_row(
+    kernel: Callable,
+    step: str,
+    sizes: Sequence[int] = SIZES,
+    beside: dict[str, Callable] | None = None,
+    prefix: str = "ladder",
+):
     """A notebook's row in the ladder: kernel(a, b, out) beside cuBLAS at size^3, bf16, in one run, as a pandas table.
 
-    beside: more contenders of the same form, such as {"gemm": lambda a, b, out: ck.gemm(a, b, out=out)}.
-    Kept as record "ladder_<step>" while notebooks are recorded. Without a GPU: the recorded row, labelled.
+    beside: more contenders of the same form, such as {"ck.gemm": lambda a, b, out: ck.gemm(a, b, out=out)}.
+    Kept as record "<prefix>_<step>" while notebooks are recorded; "ladder" is what `ladder` draws.
+    Without a Hopper GPU: the recorded row, labelled, or None.
     """
-    name = f"ladder_{step}"
+    name = f"{prefix}_{step}"
     if not torch.cuda.is_available():
-        record = _recorded(name, f"ladder, step {step}")
+        record = _recorded(name, f"{prefix}, {step}")
         return None if record is None else _table(record)
     top = ceilings()["gemm_tflops"]
     rows = []
@@ -230,4 +237,5 @@ def ladder():
         axis.set_xlabel("TFLOP/s (line: cuBLAS, same run)")
     np.atleast_1d(axes)[0].invert_yaxis()
     figure.suptitle(style.recorded_label(found[-1]), fontsize=8)
+    plt.close(figure)
     return figure

@@ -73,6 +73,7 @@ class Report:
         for n in range(0, columns, tile[1]):
             axis.axvline(n - 0.5, color=style.INK, lw=0.5)
         axis.set(xlabel="n", ylabel="m", title=f"wrong elements: {100 * self.bad_share:.1f} %")
+        plt.close(figure)  # the notebook shows what the cell returns, once
         return figure
 
 
@@ -110,14 +111,18 @@ def explain(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor, tile: tupl
     if bad.double().mean() > 0.9:
         ratio = (got / want)[torch.isfinite(got) & (want.abs() > 1e-3)]
         if ratio.numel() and ratio.std() < 0.02 * ratio.mean().abs():
-            return f"every element is {ratio.mean():.3g} times the right one: a scale, or a k-tile counted twice or never"
+            return (
+                f"every element is {ratio.mean():.3g} times the right one: a scale, or a k-tile counted twice or never"
+            )
         return f"nearly every element is wrong{tail}: look at the operands' layouts, or at K (a k-tile lost, doubled or stale)"
     edge_m, edge_n = rows // tile[0] * tile[0], columns // tile[1] * tile[1]
     if rows > edge_m and bad_rows.min() >= edge_m:
         return f"only rows from {int(bad_rows.min())} on are wrong{tail}: the M tail, behind the last whole tile of {tile[0]} rows"
     if columns > edge_n and bad_columns.min() >= edge_n:
         first = int(bad_columns.min())
-        return f"only columns from {first} on are wrong{tail}: the N tail, behind the last whole tile of {tile[1]} columns"
+        return (
+            f"only columns from {first} on are wrong{tail}: the N tail, behind the last whole tile of {tile[1]} columns"
+        )
     for axis, name, index in ((0, "rows", bad_rows), (1, "columns", bad_columns)):
         half = tile[axis] // 2
         inside = index % tile[axis]
@@ -128,7 +133,8 @@ def explain(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor, tile: tupl
             who = ": the first warp group's share of a tile" if axis == 0 else ""
             return f"only {name} 0..{half - 1} of each tile are wrong{tail}{who}"
     tiles_bad = {
-        (int(m) // tile[0], int(n) // tile[1]) for m, n in zip(*(x.tolist() for x in bad.nonzero(as_tuple=True)), strict=True)
+        (int(m) // tile[0], int(n) // tile[1])
+        for m, n in zip(*(x.tolist() for x in bad.nonzero(as_tuple=True)), strict=True)
     }
     total = -(-rows // tile[0]) * -(-columns // tile[1])
     if len(tiles_bad) < total:

@@ -50,6 +50,6 @@ def apply() -> None:
 
 
 def recorded_label(record: dict[str, Any]) -> str:
-    """"recorded on NVIDIA H200, 2026-11-30": what stands over every figure that was not measured here and now."""
+    """ "recorded on NVIDIA H200, 2026-11-30": what stands over every figure that was not measured here and now."""
     stamp = record["stamp"]
     return f"recorded on {stamp['gpu']}, {stamp['date']}"

@@ -11,13 +11,15 @@ import os
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cute_kernels import lab
 from cute_kernels.lab import exercises
-from cute_kernels.lab.exercises import ExerciseFailed, NotRun, Verdict, Wrong, checker, regions
+from cute_kernels.lab.exercises import ExerciseFailed, NotRun, Verdict, Wrong, checker, harness, regions
+from cute_kernels.lab.exercises.simulator import SCHEDULES, Barrier, Fault, Simulator
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "exercises"
@@ -41,7 +43,7 @@ def wrong_answers(name: str) -> list[tuple[str, str, str]]:
 
 def edited(cells: list[str], old: str, new: str) -> list[str]:
     """The cells with `old` replaced by `new`; `old` must stand exactly once, inside a region."""
-    inside = "\n".join("\n".join(region.lines) for cell in cells for region in regions.regions(cell))
+    inside = "".join(f"{line}\n" for cell in cells for region in regions.regions(cell) for line in region.lines)
     assert inside.count(old) == 1, f"{old!r} stands {inside.count(old)} times in the solution's regions"
     holders = [index for index, cell in enumerate(cells) if old in cell]
     assert len(holders) == 1 and cells[holders[0]].count(old) == 1, f"{old!r} also stands outside of the regions"
@@ -62,13 +64,12 @@ def run_in_child(variants: list[list[str]]) -> list[dict]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@cache
-def outcomes(name: str) -> dict[str, dict]:
+def judged(name: str) -> dict[str, dict]:
     """The solution, the untouched exercise and the typical wrong answers, judged by the checker."""
     solution = code_cells(FOLDER / "solutions" / f"{name}.ipynb")
     variants = {"solution": solution, "untouched": code_cells(FOLDER / f"{name}.ipynb")}
-    for old, new, words in wrong_answers(name):
-        variants[words] = edited(solution, old, new)
+    for number, (old, new, words) in enumerate(wrong_answers(name)):
+        variants[f"wrong answer {number}: {words}"] = edited(solution, old, new)
     return dict(zip(variants, run_in_child(list(variants.values())), strict=True))
 
 
@@ -103,30 +104,20 @@ def test_exercise_is_empty_and_explains_itself(name):
 
 
 @each
-def test_solution_passes(name):
-    outcome = outcomes(name)["solution"]
-    assert outcome["error"] is None, outcome["error"]
-    assert [v["exercise"] for v in outcome["verdicts"]] == [name[:3]]
-    assert outcome["verdicts"][0]["wrong"] is None, outcome["verdicts"][0]["wrong"]
-    assert outcome["verdicts"][0]["shown"], "the checker shows nothing"
-
-
-@each
-def test_untouched_exercise_fails_with_a_message(name):
-    outcome = outcomes(name)["untouched"]
-    assert outcome["error"] is None, outcome["error"]
-    assert re.search("not filled in yet|still `...`", outcome["verdicts"][0]["wrong"])
-
-
-@each
-def test_typical_wrong_answers_are_named(name):
-    answers = wrong_answers(name)
-    assert answers, "no typical wrong answer"
-    for _, new, words in answers:
-        outcome = outcomes(name)[words]
-        assert outcome["error"] is None, outcome["error"]
-        wrong = outcome["verdicts"][0]["wrong"]
-        assert wrong is not None and words in wrong, f"with {new!r} the checker says: {wrong}"
+def test_checker_judges(name):
+    """The solution passes, the untouched exercise fails with a message, typical wrong answers are named."""
+    outcomes = judged(name)
+    for what, outcome in outcomes.items():
+        assert outcome["error"] is None, f"{what}: {outcome['error']}"
+        assert [verdict["exercise"] for verdict in outcome["verdicts"]] == [name[:3]], what
+    wrong = {what: outcome["verdicts"][0]["wrong"] for what, outcome in outcomes.items()}
+    assert wrong.pop("solution") is None
+    assert outcomes["solution"]["verdicts"][0]["shown"], "the checker shows nothing"
+    assert re.search("not filled in yet|still `...`", wrong.pop("untouched"))
+    assert wrong, "no typical wrong answer"
+    for what, says in wrong.items():
+        words = what.split(": ", 1)[1]
+        assert says is not None and words in says, f"{what!r} gets: {says}"
 
 
 # The mechanism itself
@@ -176,7 +167,7 @@ def test_an_exception_in_the_checker_is_not_blamed_on_the_learner():
 
     try:
         with pytest.raises(KeyError):
-            exercises.examine("99y", lambda: 4)
+            exercises.examine("99y", regions.regions)
     finally:
         del exercises._checkers["99y"]
 
@@ -197,7 +188,9 @@ def test_unknown_exercises_are_named():
 
 
 def test_regions():
-    source = "a\n# FILL (about 2 lines)\nx = ...\n# END FILL\nb\n# FILL (about 1 line)\ny = 1  # one\n\n# why\n# END FILL"
+    source = (
+        "a\n# FILL (about 2 lines)\nx = ...\n# END FILL\nb\n# FILL (about 1 line)\ny = 1  # one\n\n# why\n# END FILL"
+    )
     outside, found = regions.split(source)
     assert [line for line in outside if "FILL" not in line] == ["a", "b"]
     assert [(r.budget, r.empty, len(r.code)) for r in found] == [(2, True, 1), (1, False, 1)]
@@ -218,5 +211,128 @@ def test_differences_are_found(tmp_path):
     ours = write(tmp_path / "a.ipynb", base)
     assert regions.differences(ours, write(tmp_path / "b.ipynb", base.replace("x = ...", "x = 2"))) == []
     assert "a = 1" in regions.differences(ours, write(tmp_path / "c.ipynb", base.replace("a = 1", "a = 2")))[0]
-    assert "budget" in regions.differences(ours, write(tmp_path / "d.ipynb", base.replace("about 1 line", "about 9 lines")))[-1]
+    assert (
+        "budget"
+        in regions.differences(ours, write(tmp_path / "d.ipynb", base.replace("about 1 line", "about 9 lines")))[-1]
+    )
     assert "1 cells" in regions.differences(ours, write(tmp_path / "e.ipynb", base, "b"))[0]
+
+
+# The simulator, against the rules of the PTX ISA
+
+
+def simulated(*bodies, schedule=("first", "late"), stages=1, registers=0):
+    run = Simulator(schedule, stages, {"A": 100}, launch_registers=registers)
+    run.run([lambda body=body: body(run) for body in bodies])
+    return run
+
+
+def test_a_barrier_completes_when_arrivals_and_bytes_are_in():
+    barrier = Barrier(None, "b", 2)
+    assert barrier.passed(1) and not barrier.passed(0), "an untouched barrier lets parity 1 pass"
+    barrier.arrive(expect=64)
+    barrier.arrive()
+    assert not barrier.passed(0), "64 bytes are missing"
+    barrier.deliver(64)
+    assert barrier.passed(0) and not barrier.passed(1) and barrier.pending == 2
+    with pytest.raises(Fault, match="more arrivals"):
+        barrier.arrive(3)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_right_loop_passes_under_every_schedule(schedule):
+    def body(run):
+        for k in range(3):
+            run.arrive(full, expect=100, once=True)
+            run.load("A", k, 0, full)
+            run.wait(full, k % 2)
+            run.multiply(k, 0)
+            run.wait_group(0)
+
+    full = Barrier(None, "full", 1)
+    assert simulated(body, schedule=schedule).k_tiles_missed([0], 3) is None
+
+
+def test_faults_have_names():
+    full = Barrier(None, "full", 1)
+
+    def unannounced(run):
+        run.load("A", 0, 0, full)
+        run.wait(full, 0)
+
+    def too_early(run):
+        run.load("A", 0, 0, Barrier(None, "b", 1))
+        run.multiply(0, 0)
+
+    def overwriting(run):
+        run.load("A", 0, 0, Barrier(None, "b", 1))
+        run.multiply(0, 0)
+        run.load("A", 1, 0, Barrier(None, "b", 1))
+
+    def stale(run):
+        run.load("A", 0, 0, Barrier(None, "b", 1))
+        run.multiply(1, 0)
+
+    def unfinished(run):
+        run.load("A", 0, 0, Barrier(None, "b", 1))
+        run.multiply(0, 0)
+
+    def alone_at_sync(run):
+        run.sync_threads()
+
+    for kind, timing, *bodies in (
+        ("hang", "late", unannounced),
+        ("early", "late", too_early),
+        ("overwrite", "now", overwriting),
+        ("stale", "now", stale),
+        ("unfinished", "now", unfinished),
+        ("hang", "now", alone_at_sync, lambda run: None),
+    ):
+        with pytest.raises(Fault) as caught:
+            simulated(*bodies, schedule=("first", timing))
+        assert caught.value.kind == kind, bodies[0].__name__
+
+
+def test_setmaxnreg_takes_from_a_pool():
+    def set_to(count, increase):
+        return lambda run: run.set_registers(count, increase)
+
+    assert simulated(set_to(24, False), set_to(240, True), registers=168).free_registers == 72 * 32
+    with pytest.raises(Fault, match="setmaxnreg.inc to 240") as caught:
+        simulated(set_to(240, True), set_to(120, False), registers=168)
+    assert caught.value.kind == "hang"
+    with pytest.raises(Fault, match="multiples of 8"):
+        simulated(set_to(100, False), registers=168)
+
+
+# The run on a GPU, with a child process played by the test
+
+
+@pytest.mark.parametrize(
+    "finished, stdout, says",
+    [
+        (False, "", "hangs.*a parity"),
+        (True, "", "breaks off:\\nTraceback"),
+        (True, harness.MARK + '{"wrong": "rows 64..127 are wrong", "gpu": "G"}', "On the GPU: rows 64..127"),
+        (True, "table\n" + harness.MARK + '{"wrong": null, "gpu": "G", "shapes": 9, "worst": 0.0017}', "9 shapes on G"),
+    ],
+)
+def test_gpu_outcomes_are_told(monkeypatch, finished, stdout, says):
+    def run(source, seconds):
+        assert "def simulated" in source and "harness.judge('02a', simulated)" in source
+        return SimpleNamespace(finished=finished, seconds=seconds, stdout=stdout, stderr="Traceback")
+
+    monkeypatch.setattr(lab, "HAS_GPU", True)
+    monkeypatch.setitem(sys.modules, "cute_kernels.lab.child", SimpleNamespace(run=run))
+    monkeypatch.setattr(lab, "child", SimpleNamespace(run=run), raising=False)
+    if "shapes on" in says:
+        assert says in next(harness.run_on_gpu("02a", simulated, "Look for a parity."))
+    else:
+        with pytest.raises(Wrong, match=says):
+            next(harness.run_on_gpu("02a", simulated, "Look for a parity."))
+
+
+def test_without_a_gpu_the_numbers_are_not_run(monkeypatch):
+    monkeypatch.setattr(lab, "HAS_GPU", False)
+    findings = list(harness.run_on_gpu("02a", simulated, "hint"))
+    assert findings == [NotRun("the numbers: running the kernel over odd shapes needs a Hopper GPU")]

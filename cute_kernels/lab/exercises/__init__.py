@@ -13,6 +13,7 @@ import importlib
 import inspect
 import linecache
 import re
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -66,10 +67,7 @@ class Verdict:
 
 
 def _hang(text: str) -> str:
-    import textwrap
-
-    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, 108, drop_whitespace=False) or [""]]
-    return ("\n" + " " * 10).join(lines)
+    return ("\n" + " " * 10).join(part for line in text.splitlines() for part in textwrap.wrap(line, 108))
 
 
 class ExerciseFailed(AssertionError):
@@ -156,7 +154,7 @@ def _require_filled(value: Any) -> None:
     for number, hole in enumerate(holes, 1):
         if hole.empty:
             which = f"region {number} of " if len(holes) > 1 else ""
-            raise Wrong(f"{which}`{value.__name__}` is not filled in yet (about {hole.budget} lines).")
+            raise Wrong(f"{which}`{value.__name__}` is not filled in yet (about {hole.budget} line{'s' * (hole.budget > 1)}).")
 
 
 def _learners_error(why: BaseException, values: tuple) -> str | None:

@@ -15,10 +15,12 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, memory
+from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import pipeline_init_arrive, pipeline_init_wait
 
 from ...compile import Compiled, CompileError, build, env_stream, fake_matrix
 from ...hopper import mainloop, tiles
+from ...hopper.epilogue_registers import store_predicated
 from . import NotRun, Wrong, file_of
 
 TILE_M = 128
@@ -26,25 +28,18 @@ SECONDS = 90  # for a child process on the GPU: import, compile, run
 MARK = "cute_kernels exercise: "
 
 
-@cute.jit
-def store_registers(acc, coords, out):
-    """Store an accumulator where its coordinates lie inside of the output."""
-    for v in cutlass.range_constexpr(cute.size(acc)):
-        if cute.elem_less(coords[v], out.shape):
-            out[coords[v]] = acc[v].to(out.element_type)
-
-
 class TileGemm:
     """One 128 x tile_n tile per CTA. Subclasses say who runs the main loop.
 
-    stages: depth of the ring. groups: consumer warp groups. store(acc, coords, out): the epilogue of one thread, with the
-    global (m, n) of each of its accumulator values.
+    stages: depth of the ring. groups: consumer warp groups. store(acc, mma_slice, out, m, n): the epilogue of one
+    thread for tile (m, n); default: predicated stores.
     """
 
     producer_group = False
 
-    def __init__(self, loop: Callable, stages: int = 1, tile_n: int = 128, groups: int = 1, store: Callable = store_registers):
-        self.loop, self.stages, self.tile_n, self.groups, self.store = loop, stages, tile_n, groups, store
+    def __init__(self, loop: Callable, stages: int = 1, tile_n: int = 128, groups: int = 1, store: Callable | None = None):
+        self.loop, self.stages, self.tile_n, self.groups = loop, stages, tile_n, groups
+        self.store = store or self.store_tile
 
     @property
     def boxes(self) -> dict[str, int]:
@@ -55,7 +50,7 @@ class TileGemm:
     def __call__(self, a: cute.Tensor, b: cute.Tensor, out: cute.Tensor, stream: cuda.CUstream):
         load_a, tma_a = tiles.tma_load(a, TILE_M)
         load_b, tma_b = tiles.tma_load(b, self.tile_n)
-        grid = (cute.ceil_div(out.shape[0], TILE_M), cute.ceil_div(out.shape[1], self.tile_n), 1)
+        grid = (cute.ceil_div(a.shape[0], TILE_M), cute.ceil_div(b.shape[0], self.tile_n), 1)
         k_tiles = Int32(cute.ceil_div(a.shape[1], tiles.TILE_K))
         self.kernel(load_a, tma_a, load_b, tma_b, out, k_tiles).launch(
             grid=grid,
@@ -99,16 +94,19 @@ class TileGemm:
         self.body(thread, warp, m, n, ring, k_tiles, copy_a, copy_b, sA, sB, out)
 
     @cute.jit
-    def multiplier(self, thread, m, n, sA, sB):
-        """(tiled MMA, its fragments, accumulator, the accumulator's global coordinates) of consumer thread `thread`."""
+    def multiplier(self, thread, sA, sB):
+        """(tiled MMA, its fragments of A and B, a zero accumulator) of consumer thread `thread`."""
         mma = tiles.tiled_mma(cutlass.BFloat16, self.tile_n, self.groups)
         slice_ = mma.get_slice(thread // tiles.WARP_GROUP * tiles.WARP_GROUP)
         frag_a = mma.make_fragment_A(slice_.partition_A(sA))
         frag_b = mma.make_fragment_B(slice_.partition_B(sB))
         acc = cute.make_rmem_tensor(mma.partition_shape_C((TILE_M, self.tile_n)), cutlass.Float32)
-        tile = cute.make_identity_tensor((TILE_M, self.tile_n))
-        coords = cute.domain_offset((m * TILE_M, n * self.tile_n), tile)
-        return mma, frag_a, frag_b, acc, mma.get_slice(thread).partition_C(coords)
+        acc.fill(0.0)  # and every k-tile is added: were the first to overwrite by a run-time flag, ptxas would serialise
+        return mma, frag_a, frag_b, acc
+
+    @cute.jit
+    def store_tile(self, acc, mma_slice, out, m, n):
+        store_predicated(acc, mma_slice, out, (TILE_M, self.tile_n), m, n)
 
 
 class OneStage(TileGemm):
@@ -116,7 +114,7 @@ class OneStage(TileGemm):
 
     @cute.jit
     def body(self, thread, warp, m, n, ring, k_tiles, copy_a, copy_b, sA, sB, out):
-        mma, frag_a, frag_b, acc, coords = self.multiplier(thread, m, n, sA, sB)
+        mma, frag_a, frag_b, acc = self.multiplier(thread, sA, sB)
         full = ring.sync_object_full.get_barrier(0)
 
         def load_a(k, barrier):
@@ -126,10 +124,10 @@ class OneStage(TileGemm):
             copy_b(k, 0, barrier)
 
         def multiply(k):
-            mainloop.mma_k_tile(mma, acc, frag_a, frag_b, 0, k == 0)
+            mainloop.mma_k_tile(mma, acc, frag_a, frag_b, 0, False)
 
         self.loop(warp, full, k_tiles, load_a, load_b, multiply)
-        self.store(acc, coords, out)
+        self.store(acc, mma.get_slice(thread), out, m, n)
 
 
 class RingOfStages(TileGemm):
@@ -137,17 +135,17 @@ class RingOfStages(TileGemm):
 
     @cute.jit
     def body(self, thread, warp, m, n, ring, k_tiles, copy_a, copy_b, sA, sB, out):
-        mma, frag_a, frag_b, acc, coords = self.multiplier(thread, m, n, sA, sB)
+        mma, frag_a, frag_b, acc = self.multiplier(thread, sA, sB)
 
         def load(k, stage, barrier):
             copy_a(k, stage, barrier)
             copy_b(k, stage, barrier)
 
         def multiply(k, stage):
-            mainloop.mma_k_tile(mma, acc, frag_a, frag_b, stage, k == 0)
+            mainloop.mma_k_tile(mma, acc, frag_a, frag_b, stage, False)
 
         self.loop(warp, ring, self.stages, k_tiles, load, multiply)
-        self.store(acc, coords, out)
+        self.store(acc, mma.get_slice(thread), out, m, n)
 
 
 class Roles(TileGemm):
@@ -168,9 +166,36 @@ class Roles(TileGemm):
 
     @cute.jit
     def consumer(self, thread, m, n, ring, k_tiles, sA, sB, out):
-        mma, frag_a, frag_b, acc, coords = self.multiplier(thread, m, n, sA, sB)
+        mma, frag_a, frag_b, acc = self.multiplier(thread, sA, sB)
         mainloop.multiply(ring, mainloop.consumer_state(self.stages), k_tiles, mma, acc, frag_a, frag_b)
-        self.store(acc, coords, out)
+        self.store(acc, mma.get_slice(thread), out, m, n)
+
+
+@cute.jit
+def one_stage_loop(warp, full, k_tiles, load_a, load_b, multiply):
+    """The main loop of notebook 02: load, wait, multiply, wait."""
+    phase = Int32(0)
+    for k in cutlass.range(k_tiles, unroll=1):
+        if warp == 0:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full, 2 * tiles.tile_bytes(cutlass.BFloat16, TILE_M))
+            load_a(k, full)
+            load_b(k, full)
+        cute.arch.mbarrier_wait(full, phase)
+        phase ^= 1
+        multiply(k)
+        warpgroup.wait_group(0)
+        cute.arch.sync_threads()
+
+
+class Transposed:
+    """A kernel that stores the transpose, called with a and b exchanged: again out = a @ b.T."""
+
+    def __init__(self, kernel: Compiled):
+        self.kernel = kernel
+
+    def __call__(self, a, b, out) -> None:
+        self.kernel(b, a, out)
 
 
 def compile_(gemm: TileGemm, name: str) -> Compiled:
@@ -184,11 +209,8 @@ def compile_(gemm: TileGemm, name: str) -> Compiled:
         raise Wrong(f"It does not compile. {str(why).split(': ', 1)[-1]}") from None
 
 
-def run_on_gpu(exercise: str, harness: str, answer: Callable, hint: str, **options: Any) -> Iterator[Any]:
-    """Numerics over odd shapes on this GPU, in a child process that may hang. harness: a function of this module's `makers`.
-
-    hint: what usually makes this exercise's kernel hang.
-    """
+def run_on_gpu(exercise: str, answer: Callable, hint: str) -> Iterator[Any]:
+    """Numerics over odd shapes on this GPU, in a child process that may hang. hint: what usually makes it hang."""
     from .. import HAS_GPU
 
     if not HAS_GPU:
@@ -197,7 +219,7 @@ def run_on_gpu(exercise: str, harness: str, answer: Callable, hint: str, **optio
     from .. import child
 
     cell = "".join(linecache.getlines(file_of(answer)))
-    tail = f"from cute_kernels.lab.exercises import harness\nharness.judge({exercise!r}, {harness!r}, {answer.__name__}, **{options!r})\n"
+    tail = f"from cute_kernels.lab.exercises import harness\nharness.judge({exercise!r}, {answer.__name__})\n"
     outcome = child.run(f"{cell}\n{tail}", SECONDS)
     if not outcome.finished:
         raise Wrong(f"On the GPU the kernel hangs: no result after {SECONDS} s. {hint}")
@@ -210,13 +232,24 @@ def run_on_gpu(exercise: str, harness: str, answer: Callable, hint: str, **optio
     yield f"{verdict['shapes']} shapes on {verdict['gpu']}: worst relative error {verdict['worst']:.2g}"
 
 
-def judge(exercise: str, harness: str, answer: Callable, **options: Any) -> None:
+#: The harness of each exercise that has a kernel.
+GEMMS: dict[str, Callable[[Callable], TileGemm]] = {
+    "02a": OneStage,
+    "02b": lambda store: OneStage(one_stage_loop, store=store),
+    "03b": lambda loop: RingOfStages(loop, stages=4),
+    "04b": lambda roles: Roles(roles, stages=4, tile_n=256, groups=2),
+}
+
+
+def judge(exercise: str, answer: Callable) -> None:
     """In the child process: compile, run, compare, print one line of JSON."""
     import torch
 
     from .. import check
 
-    kernel = compile_(globals()[harness](answer, **options), exercise)
+    kernel = compile_(GEMMS[exercise](answer), exercise)
+    if exercise == "02b":
+        kernel = Transposed(kernel)
     verdict = {"wrong": None, "gpu": torch.cuda.get_device_name()}
     try:
         reports = check.gemm(kernel, f"exercise_{exercise}")

@@ -28,11 +28,15 @@ MAX_STEPS = 100_000
 
 
 class Fault(Exception):
-    """What went wrong in a simulated run. kind: hang, early, stale, overwrite, arrivals, unfinished, first, registers."""
+    """What went wrong in a simulated run. kind: hang, early, stale, overwrite, arrivals, unfinished, registers.
 
-    def __init__(self, kind: str, text: str):
+    k: the k-tile that it happened to; found: the k-tile that lay in its place (stale). lapped: a barrier moved on by two
+    phases while a warp was still to wait for the first, which one bit cannot tell from none (hang).
+    """
+
+    def __init__(self, kind: str, text: str, k: int | None = None, found: int | None = None, lapped: bool = False):
         super().__init__(text)
-        self.kind = kind
+        self.kind, self.k, self.found, self.lapped = kind, k, found, lapped
 
 
 class _Stop(BaseException):
@@ -49,8 +53,10 @@ class _Warp(threading.Thread):
         self.finished = False
         self.error: BaseException | None = None
         self.elected = False
-        self.groups: list[list[tuple[int, int]]] = []  # committed WGMMA groups: (stage, k-tile) of what they read
+        self.groups: list[tuple[int, int]] = []  # WGMMA groups that may still run: (stage, k-tile) that they read
         self.multiplied: list[int] = []
+        self.passed: dict[int, int] = {}  # waits passed, by barrier
+        self.blocked_on: Barrier | None = None
 
     def run(self) -> None:
         self.turn.acquire()
@@ -93,8 +99,10 @@ class Barrier:
 
     def __str__(self) -> str:
         missing = [f"{self.pending} arrival{'s' * (self.pending != 1)}"] if self.pending else []
-        missing += [f"{self.bytes} bytes"] if self.bytes else []
-        return f"{self.name} (phase {self.phase}, still misses {' and '.join(missing) or 'nothing'})"
+        missing += [f"{self.bytes} bytes"] if self.bytes > 0 else []
+        state = f"misses {' and '.join(missing)}" if missing else "misses nothing"
+        surplus = f", has {-self.bytes} bytes too many" if self.bytes < 0 else ""
+        return f"{self.name} ({self.phase} phase{'s' * (self.phase != 1)} complete, the next {state}{surplus})"
 
 
 class Simulator:
@@ -114,6 +122,7 @@ class Simulator:
         self.launch_registers, self.free_registers = launch_registers, 0
         self.most_in_flight = 0
         self.expected_bytes: list[int] = []
+        self.register_calls: list[tuple[int, int, bool]] = []
 
     # The scheduler
 
@@ -137,7 +146,8 @@ class Simulator:
                     self.back.acquire()
         for warp in self.warps:
             if warp.groups:
-                raise Fault("unfinished", f"warp {warp.index} ends with {len(warp.groups)} WGMMA group(s) that nobody waited for")
+                many = f"{len(warp.groups)} WGMMA groups" if len(warp.groups) > 1 else "one WGMMA group"
+                raise Fault("unfinished", f"warp {warp.index} ends while {many} may still run", warp.groups[0][1])
 
     def _step(self) -> None:
         runnable = [w for w in self.warps if not w.finished and (w.ready is None or w.ready())]
@@ -149,7 +159,9 @@ class Simulator:
             for warp in self.warps:
                 if not warp.finished:
                     waits.setdefault(warp.waits, []).append(warp.index)
-            raise Fault("hang", "; ".join(f"{_warps(who)} for ever in {what}" for what, who in waits.items()))
+            lapped = any(w.blocked_on and w.blocked_on.phase >= w.passed.get(id(w.blocked_on), 0) + 2 for w in self.warps)
+            text = "; ".join(f"{_warps(who)} for ever in {what}" for what, who in waits.items())
+            raise Fault("hang", text, lapped=lapped)
         if self.order == "first":
             warp = runnable[0]
         elif self.order == "last":
@@ -171,6 +183,14 @@ class Simulator:
         if self.stopped:
             raise _Stop
 
+    def k_tiles_missed(self, warps: list[int], k_tiles: int) -> str | None:
+        """A sentence when one of these warps did not multiply 0, 1, ..., k_tiles - 1 in this order."""
+        for index in warps:
+            done = self.warps[index].multiplied
+            if done != list(range(k_tiles)):
+                return f"of {k_tiles} k-tiles, warp {index} multiplies {done if done else 'none'}"
+        return None
+
     # What a warp can do
 
     def arrive(self, barrier: Barrier, expect: int = 0, once: bool = False) -> None:
@@ -180,24 +200,23 @@ class Simulator:
         barrier.arrive(1 if once or self.current.elected else 32, expect)
 
     def wait(self, barrier: Barrier, parity: int) -> None:
-        parity = int(parity)
+        parity, warp = int(parity), self.current
         self.pause()
         if not barrier.passed(parity):
+            warp.blocked_on = barrier
             self.pause(f"a wait for {barrier} with parity {parity}", lambda: barrier.passed(parity))
+            warp.blocked_on = None
+        warp.passed[id(barrier)] = warp.passed.get(id(barrier), 0) + 1
 
     def load(self, operand: str, k: int, stage: int, barrier: Barrier) -> None:
         """A TMA load of k-tile `k` into a stage; its bytes go to the barrier when they have landed."""
         self.pause()
         k, stage = int(k), int(stage)
         for warp in self.warps:
-            for group in warp.groups:
-                for s, other in group:
-                    if s == stage:
-                        raise Fault(
-                            "overwrite",
-                            f"TMA writes k-tile {k} into stage {stage} while warp {warp.index}'s WGMMA of k-tile {other} "
-                            "may still read it",
-                        )
+            for read, other in warp.groups:
+                if read == stage:
+                    text = f"TMA writes k-tile {k} into stage {stage} while warp {warp.index}'s WGMMA of k-tile {other} may still read it"
+                    raise Fault("overwrite", text, k)
         slot = self.smem[stage]
         slot[operand] = ("arriving", k)
 
@@ -210,26 +229,26 @@ class Simulator:
         else:
             self.in_flight.append(land)
 
-    def multiply(self, k: int, stage: int, first: bool | None = None) -> None:
+    def multiply(self, k: int, stage: int) -> None:
         """Issue and commit one WGMMA group that reads a stage and should find k-tile `k` there."""
         self.pause()
         warp, k, stage = self.current, int(k), int(stage)
         for operand, found in self.smem[stage].items():
             if isinstance(found, tuple):
-                raise Fault("early", f"k-tile {k} is multiplied while the bytes of {operand} are still on their way to stage {stage}")
+                text = f"warp {warp.index} multiplies k-tile {k} while {operand} of k-tile {found[1]} is on its way to stage {stage}"
+                raise Fault("stale" if found[1] != k else "early", text, k, found[1])
             if found is None:
-                raise Fault("early", f"k-tile {k} is multiplied although {operand} was never loaded into stage {stage}")
+                raise Fault("early", f"warp {warp.index} multiplies k-tile {k} before {operand} was loaded into stage {stage}", k)
             if found != k:
-                raise Fault("stale", f"k-tile {k} is multiplied with {operand} of k-tile {found}, which lies in stage {stage}")
-        if first is not None and bool(first) != (not warp.multiplied):
-            raise Fault("first", f"k-tile {k} {'overwrites' if first else 'is added to'} the accumulator")
+                text = f"warp {warp.index} multiplies k-tile {k}, but stage {stage} holds {operand} of k-tile {found}"
+                raise Fault("stale", text, k, found)
         warp.multiplied.append(k)
-        warp.groups.append([(stage, k)])
+        warp.groups.append((stage, k))
+        self.most_in_flight = max(self.most_in_flight, len(warp.groups))
 
     def wait_group(self, left: int) -> None:
         self.pause()
         groups = self.current.groups
-        self.most_in_flight = max(self.most_in_flight, min(left, len(groups)))
         del groups[: max(0, len(groups) - int(left))]
 
     def sync_threads(self) -> None:
@@ -251,6 +270,7 @@ class Simulator:
 
     def set_registers(self, count: int, increase: bool) -> None:
         """setmaxnreg of one warp: a decrease feeds the CTA's pool, an increase waits until the pool has enough."""
+        self.register_calls.append((self.current.index, int(count), increase))
         change = (int(count) - self.launch_registers) * 32
         if count % 8 or not 24 <= count <= 256:
             raise Fault("registers", f"setmaxnreg takes multiples of 8 from 24 to 256, not {count}")
@@ -353,7 +373,7 @@ def as_python(function: Callable, simulator: Simulator) -> Callable:
         mbarrier_wait=lambda barrier, phase, **_: simulator.wait(barrier, phase),
         elect_one=simulator.elect_one,
         sync_threads=simulator.sync_threads,
-        barrier=lambda: simulator.sync_threads(),
+        barrier=simulator.sync_threads,
         setmaxregister_decrease=lambda count: simulator.set_registers(count, increase=False),
         setmaxregister_increase=lambda count: simulator.set_registers(count, increase=True),
     )

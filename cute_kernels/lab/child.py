@@ -1,0 +1,66 @@
+"""Code that may hang or corrupt memory runs in a child process with a time limit: a deadlock costs seconds, not the session."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import records
+
+MARK = "# kernel"  # first line of a notebook cell that `kernel_cells` collects
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """finished: it ended by itself within the limit; returncode (None when stopped), seconds, stdout, stderr."""
+
+    finished: bool
+    returncode: int | None
+    seconds: float
+    stdout: str
+    stderr: str
+
+    def __str__(self) -> str:
+        if not self.finished:
+            return f"HANG: stopped after {self.seconds:.0f} s\n{self.stdout}"
+        tail = "" if not self.returncode else "\n" + "\n".join(self.stderr.strip().splitlines()[-3:])
+        return f"exit code {self.returncode} after {self.seconds:.0f} s\n{self.stdout}{tail}"
+
+
+def kernel_cells(history: Iterable[str]) -> str:
+    """The cells of IPython's `In` that begin with '# kernel', joined: a module that the DSL can trace from a file."""
+    return "\n\n".join(cell for cell in history if cell.startswith(MARK))
+
+
+def edit(source: str, old: str, new: str) -> str:
+    """source with `old`, which must stand there exactly once, replaced: a planted fault that cannot silently miss."""
+    if source.count(old) != 1:
+        raise ValueError(f"{old!r} stands {source.count(old)} times in the source, must be once")
+    return source.replace(old, new)
+
+
+def run(source: str, seconds: float = 60) -> Outcome:
+    """Run Python source as a file of its own (the DSL reads kernels from files) and stop it after `seconds`."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "child.py"
+        file.write_text(source)
+        path = os.pathsep.join([str(records.ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        began = time.perf_counter()
+        try:
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", str(file)],
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        except subprocess.TimeoutExpired as why:
+            said = why.stdout.decode() if isinstance(why.stdout, bytes) else why.stdout or ""
+            return Outcome(False, None, time.perf_counter() - began, said, "")
+        return Outcome(True, done.returncode, time.perf_counter() - began, done.stdout, done.stderr)

@@ -1,0 +1,268 @@
+"""Pictures of layouts, thread-value maps, swizzles, banks, TMA boxes, timelines and rooflines, from plain numbers.
+
+Every function returns a matplotlib Figure. The numbers come from CuTe (a layout evaluated at coordinates) or from a
+record; what is computed on the way (`swizzle_bytes`, `bank_conflicts`) is a function of its own, so that it can be tested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.patches import Rectangle
+
+from . import style
+
+BANKS = 32  # of 4 bytes each
+CHUNK = 16  # bytes: the unit that a swizzle moves
+
+
+def swizzle_bytes(offset: Any, span: int = 128) -> Any:
+    """Byte offset -> byte offset under the hardware's swizzle of `span` bytes (128, 64, 32; 16: none).
+
+    Address bits 4.. are XORed with bits 7..: three of them for 128 bytes, two for 64, one for 32. Works on numpy arrays.
+    """
+    bits = {128: 3, 64: 2, 32: 1, 16: 0}[span]
+    return offset ^ ((offset >> 7 & (1 << bits) - 1) << 4)
+
+
+def bank_conflicts(addresses: Sequence[int], width: int = CHUNK) -> int:
+    """How many passes one phase takes when its threads access `width` bytes at these addresses: 1 is free of conflicts."""
+    words: dict[int, set[int]] = {}
+    for address in addresses:
+        for word in range(address // 4, (address + width) // 4):
+            words.setdefault(word % BANKS, set()).add(word)
+    return max((len(found) for found in words.values()), default=0)
+
+
+def evaluate(layout: Callable[[tuple[int, int]], int], rows: int, columns: int) -> np.ndarray:
+    """A function of (row, column) as an array of offsets."""
+    return np.array([[int(layout((r, c))) for c in range(columns)] for r in range(rows)])
+
+
+def _done(figure: Any) -> Any:
+    """Take the figure out of pyplot's hands: the notebook shows what a cell returns, once."""
+    plt.close(figure)
+    return figure
+
+
+def _grid(axis: Any, values: np.ndarray, colours: np.ndarray, text: Callable[[int, int], str], fontsize: float) -> None:
+    rows, columns = values.shape
+    palette = plt.get_cmap("tab20" if colours.max() < 20 else "viridis")
+    scale = 20 if colours.max() < 20 else max(1, colours.max())
+    for r in range(rows):
+        for c in range(columns):
+            axis.add_patch(
+                Rectangle(
+                    (c, r), 1, 1, facecolor=palette(colours[r, c] / scale), alpha=0.45, edgecolor=style.INK, lw=0.4
+                )
+            )
+            label = text(r, c)
+            if label:
+                axis.text(
+                    c + 0.5, r + 0.5, label, ha="center", va="center", fontsize=fontsize, color=style.INK, weight="bold"
+                )
+    axis.set(xlim=(0, columns), ylim=(rows, 0))
+    axis.set_aspect("equal")
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    axis.tick_params(length=0)
+
+
+def layout(offsets: np.ndarray, title: str = "", colour: np.ndarray | None = None):
+    """Offsets (rows, columns) as a grid of numbers; cells of equal `colour` (default: offset // 8) look alike."""
+    style.apply()
+    offsets = np.asarray(offsets)
+    rows, columns = offsets.shape
+    figure, axis = plt.subplots(figsize=(min(11, 0.42 * columns + 0.8), min(9, 0.42 * rows + 0.8)))
+    colour = offsets // 8 if colour is None else np.asarray(colour)
+    _grid(axis, offsets, colour % 20, lambda r, c: str(offsets[r, c]), fontsize=7)
+    axis.set_xticks(np.arange(columns) + 0.5, range(columns), fontsize=6)
+    axis.set_yticks(np.arange(rows) + 0.5, range(rows), fontsize=6)
+    axis.set_title(title)
+    return _done(figure)
+
+
+def tv_map(coordinates: np.ndarray, rows: int, columns: int, title: str = "", threads: int | None = None):
+    """(thread, value, 2) -> who holds each element of a rows x columns tile: 'thread:value', one colour a thread.
+
+    threads: colour only the first so many; the others stay empty. Elements beyond the tile are left out.
+    """
+    style.apply()
+    owner = np.full((rows, columns), -1)
+    value = np.full((rows, columns), -1)
+    coordinates = np.asarray(coordinates)
+    for t in range(coordinates.shape[0] if threads is None else threads):
+        for v, (m, n) in enumerate(coordinates[t]):
+            if m < rows and n < columns:
+                owner[m, n], value[m, n] = t, v
+    figure, axis = plt.subplots(figsize=(min(12, 0.5 * columns + 0.8), min(9, 0.36 * rows + 0.8)))
+    _grid(
+        axis,
+        owner,
+        np.where(owner < 0, 0, owner % 20),
+        lambda r, c: f"{owner[r, c]}:{value[r, c]}" if owner[r, c] >= 0 else "",
+        6,
+    )
+    axis.set_aspect("auto")
+    axis.set_xticks(np.arange(columns) + 0.5, range(columns), fontsize=6)
+    axis.set_yticks(np.arange(rows) + 0.5, range(rows), fontsize=6)
+    axis.set(title=title, xlabel="n", ylabel="m")
+    return _done(figure)
+
+
+def swizzle(span: int = 128, rows: int = 8, title: str = ""):
+    """Where the 16-byte chunks of `rows` rows of `span` bytes land: logical chunk number at its physical place."""
+    style.apply()
+    per_row = span // CHUNK
+    logical = np.arange(rows * per_row) * CHUNK
+    physical = swizzle_bytes(logical, span)
+    placed = np.empty(rows * per_row, int)
+    placed[physical // CHUNK] = logical // CHUNK
+    lines = placed.reshape(-1, 128 // CHUNK) if span < 128 else placed.reshape(rows, per_row)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 0.36 * len(lines) + 1))
+    for axis, grid, name in (
+        (axes[0], np.sort(placed).reshape(lines.shape), "as written"),
+        (axes[1], lines, f"{span}-byte swizzle"),
+    ):
+        _grid(axis, grid, grid % per_row, lambda r, c, grid=grid: f"{grid[r, c] // per_row},{grid[r, c] % per_row}", 7)
+        axis.set(title=name, xlabel="16-byte column of a 128-byte line (4 banks each)", ylabel="line")
+    figure.suptitle(title or "row,chunk of each 16-byte unit", fontsize=9)
+    return _done(figure)
+
+
+def banks(phases: Mapping[str, Sequence[int]], width: int = CHUNK, title: str = ""):
+    """Banks that one phase of a shared-memory access touches, one strip a phase: name -> byte addresses of its threads."""
+    style.apply()
+    figure, axes = plt.subplots(len(phases), 1, figsize=(9, 0.9 * len(phases) + 0.5), squeeze=False)
+    for axis, (name, addresses) in zip(axes[:, 0], phases.items(), strict=True):
+        hits = np.zeros(BANKS, int)
+        for address in addresses:
+            for word in range(address // 4, (address + width) // 4):
+                hits[word % BANKS] += 1
+        axis.bar(range(BANKS), hits, color=[style.COLORS["bad"] if h > 1 else style.COLORS["ours"] for h in hits])
+        axis.set_title(f"{name}: {bank_conflicts(addresses, width)} pass(es)", fontsize=8)
+        axis.set(xticks=range(0, BANKS, 4), yticks=[0, max(1, hits.max())])
+    axes[-1, 0].set_xlabel("bank")
+    figure.suptitle(title, fontsize=9)
+    return _done(figure)
+
+
+def tma_box(shape: tuple[int, int], box: tuple[int, int], origins: Sequence[tuple[int, int]], title: str = ""):
+    """A (rows, columns) tensor and the boxes that TMA loads from it; what lies outside arrives as zeros (hatched)."""
+    style.apply()
+    rows, columns = shape
+    figure, axis = plt.subplots(figsize=(5, 4))
+    for i, (r, c) in enumerate(origins):
+        axis.add_patch(
+            Rectangle(
+                (c, r), box[1], box[0], facecolor=style.CYCLE[i % len(style.CYCLE)], alpha=0.3, edgecolor=style.INK
+            )
+        )
+        inside_r, inside_c = min(rows, r + box[0]), min(columns, c + box[1])
+        if r + box[0] > rows:
+            axis.add_patch(
+                Rectangle(
+                    (c, inside_r),
+                    box[1],
+                    r + box[0] - inside_r,
+                    fill=False,
+                    hatch="//",
+                    edgecolor=style.COLORS["bad"],
+                    lw=0,
+                )
+            )
+        if c + box[1] > columns:
+            axis.add_patch(
+                Rectangle(
+                    (inside_c, r),
+                    c + box[1] - inside_c,
+                    box[0],
+                    fill=False,
+                    hatch="//",
+                    edgecolor=style.COLORS["bad"],
+                    lw=0,
+                )
+            )
+        axis.text(c + box[1] / 2, r + box[0] / 2, f"({r}, {c})", ha="center", va="center", fontsize=7)
+    axis.add_patch(Rectangle((0, 0), columns, rows, fill=False, edgecolor=style.COLORS["ours"], lw=2))
+    high = max([rows, *(r + box[0] for r, _ in origins)])
+    wide = max([columns, *(c + box[1] for _, c in origins)])
+    axis.set(xlim=(-2, wide * 1.03), ylim=(high * 1.03, -2), xlabel="column", ylabel="row", title=title)
+    return _done(figure)
+
+
+def timeline(
+    rows: Mapping[str, Sequence[tuple[float, float, str, str]]], title: str = "", unit: str = "cycles (model)"
+):
+    """Who does what when: role -> bars of (start, end, label, kind); kind is a key of style.COLORS such as 'load', 'mma', 'wait'."""
+    style.apply()
+    figure, axis = plt.subplots(figsize=(10, 0.5 * len(rows) + 1.1))
+    kinds = []
+    for y, bars in enumerate(rows.values()):
+        for start, end, label, kind in bars:
+            axis.barh(
+                y, end - start, left=start, height=0.62, color=style.COLORS[kind], alpha=0.35 if kind == "wait" else 0.9
+            )
+            if label:
+                axis.text(
+                    (start + end) / 2,
+                    y,
+                    label,
+                    ha="center",
+                    va="center",
+                    fontsize=6.5,
+                    color="white" if kind != "wait" else style.INK,
+                )
+            if kind not in kinds:
+                kinds.append(kind)
+    axis.set_yticks(range(len(rows)), list(rows))
+    axis.invert_yaxis()
+    axis.set(xlabel=unit, title=title)
+    axis.legend(
+        [Rectangle((0, 0), 1, 1, color=style.COLORS[k]) for k in kinds],
+        kinds,
+        ncols=len(kinds),
+        fontsize=7,
+        loc="upper left",
+        bbox_to_anchor=(0, -0.32),
+    )
+    return _done(figure)
+
+
+def roofline(points: Mapping[str, tuple[float, float]], peak_tflops: float, bandwidth_tbs: float, title: str = ""):
+    """Points name -> (FLOP per byte, TFLOP/s) under the two ceilings of a GPU."""
+    style.apply()
+    figure, axis = plt.subplots(figsize=(7, 4))
+    ridge = peak_tflops / bandwidth_tbs
+    low = min([ridge / 100, *(x for x, _ in points.values())])
+    high = max([ridge * 20, *(x for x, _ in points.values())])
+    xs = np.geomspace(low, high, 200)
+    axis.plot(xs, np.minimum(peak_tflops, xs * bandwidth_tbs), color=style.INK, lw=1.5)
+    for i, (name, (x, y)) in enumerate(points.items()):
+        axis.plot(x, y, "o", color=style.CYCLE[i % len(style.CYCLE)], ms=5)
+        axis.annotate(name, (x, y), textcoords="offset points", xytext=(4, -9), fontsize=6.5)
+    axis.axvline(ridge, color=style.INK, lw=0.5, ls=":")
+    axis.set(xscale="log", yscale="log", xlabel="FLOP per byte of DRAM traffic", ylabel="TFLOP/s", title=title)
+    axis.text(ridge, axis.get_ylim()[0] * 1.15, f" ridge {ridge:.0f} FLOP/B", fontsize=7)
+    return _done(figure)
+
+
+def grouped_bars(values: Mapping[str, Mapping[str, float]], ylabel: str, title: str = ""):
+    """group -> series -> value, side by side; numbers on the bars."""
+    style.apply()
+    groups = list(values)
+    series = list(dict.fromkeys(name for group in values.values() for name in group))
+    figure, axis = plt.subplots(figsize=(max(5, 1.2 * len(groups) * math.sqrt(len(series))), 3))
+    width = 0.8 / len(series)
+    for i, name in enumerate(series):
+        heights = [values[g].get(name, float("nan")) for g in groups]
+        bars = axis.bar(np.arange(len(groups)) + (i - (len(series) - 1) / 2) * width, heights, width * 0.92, label=name)
+        axis.bar_label(bars, fmt="%.0f", fontsize=7, color=style.INK)
+    axis.set_xticks(range(len(groups)), groups)
+    axis.set(ylabel=ylabel, title=title)
+    axis.legend(fontsize=7, ncols=len(series), loc="upper left", bbox_to_anchor=(0, -0.1))
+    return _done(figure)
