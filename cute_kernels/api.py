@@ -67,9 +67,10 @@ def swiglu(
 def prefers_fused(m: int, n: int, k: int) -> bool:
     """Whether "auto" fuses: where the fused kernel was measured to be no slower than PyTorch (records: bench.json).
 
-    Below 65 rows the launch is bound by reading the weights, and cuBLAS reads them at least as fast.
+    With few rows the launch is bound by reading the weights, and cuBLAS reads large ones faster; small ones are read so soon
+    that three launches instead of one decide.
     """
-    return m > 64
+    return m > 32 or 2 * n * k * 2 <= 100_000_000  # rows, bytes of both weights
 
 
 def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, device: Any = None):

@@ -24,7 +24,8 @@ def status() -> None:
         e = evidence.of_kernel(spec)
         worst = "" if e.worst_error is None else f", worst relative error {e.worst_error:.5f}"
         print(
-            f"  {spec.name:<16} {spec.arch}  {len(spec.configs)} configs  evidence: {e.status} ({e.cases} cases on {e.gpu}{worst})"
+            f"  {spec.name:<16} {spec.arch}  {len(spec.configs)} configs  "
+            f"evidence: {e.status} ({e.cases} cases on {e.gpu}{worst})"
         )
 
 

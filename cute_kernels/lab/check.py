@@ -117,7 +117,8 @@ def explain(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor, tile: tupl
         return f"nearly every element is wrong{tail}: look at the operands' layouts, or at K (a k-tile lost, doubled or stale)"
     edge_m, edge_n = rows // tile[0] * tile[0], columns // tile[1] * tile[1]
     if rows > edge_m and bad_rows.min() >= edge_m:
-        return f"only rows from {int(bad_rows.min())} on are wrong{tail}: the M tail, behind the last whole tile of {tile[0]} rows"
+        first = int(bad_rows.min())
+        return f"only rows from {first} on are wrong{tail}: the M tail, behind the last whole tile of {tile[0]} rows"
     if columns > edge_n and bad_columns.min() >= edge_n:
         first = int(bad_columns.min())
         return (

@@ -29,7 +29,8 @@ class Outcome:
     def __str__(self) -> str:
         if not self.finished:
             return f"HANG: stopped after {self.seconds:.0f} s\n{self.stdout}"
-        tail = "" if not self.returncode else "\n" + "\n".join(self.stderr.strip().splitlines()[-3:])
+        errors = [line for line in self.stderr.splitlines() if "Error" in line]
+        tail = "" if not self.returncode else "\n" + (errors[-1] if errors else self.stderr.strip()[-300:])
         return f"exit code {self.returncode} after {self.seconds:.0f} s\n{self.stdout}{tail}"
 
 

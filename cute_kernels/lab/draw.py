@@ -198,14 +198,21 @@ def tma_box(shape: tuple[int, int], box: tuple[int, int], origins: Sequence[tupl
 def timeline(
     rows: Mapping[str, Sequence[tuple[float, float, str, str]]], title: str = "", unit: str = "cycles (model)"
 ):
-    """Who does what when: role -> bars of (start, end, label, kind); kind is a key of style.COLORS such as 'load', 'mma', 'wait'."""
+    """Who does what when: role -> bars of (start, end, label, kind); kind is a key of style.COLORS, such as mma."""
     style.apply()
     figure, axis = plt.subplots(figsize=(10, 0.5 * len(rows) + 1.1))
     kinds = []
     for y, bars in enumerate(rows.values()):
         for start, end, label, kind in bars:
             axis.barh(
-                y, end - start, left=start, height=0.62, color=style.COLORS[kind], alpha=0.35 if kind == "wait" else 0.9
+                y,
+                end - start,
+                left=start,
+                height=0.62,
+                color=style.COLORS[kind],
+                edgecolor=style.INK,
+                lw=0.5,
+                alpha=0.35 if kind == "wait" else 0.9,
             )
             if label:
                 axis.text(
@@ -222,14 +229,8 @@ def timeline(
     axis.set_yticks(range(len(rows)), list(rows))
     axis.invert_yaxis()
     axis.set(xlabel=unit, title=title)
-    axis.legend(
-        [Rectangle((0, 0), 1, 1, color=style.COLORS[k]) for k in kinds],
-        kinds,
-        ncols=len(kinds),
-        fontsize=7,
-        loc="upper left",
-        bbox_to_anchor=(0, -0.32),
-    )
+    handles = [Rectangle((0, 0), 1, 1, color=style.COLORS[k]) for k in kinds]
+    figure.legend(handles, kinds, ncols=len(kinds), fontsize=7, loc="outside lower left")
     return _done(figure)
 
 

@@ -163,11 +163,12 @@ def test_gradients(launches):
     assert ck.swiglu(x, g, u).requires_grad and len(launches) == 1  # auto: PyTorch, so training stays right
 
 
-def test_auto_keeps_pytorch_where_it_is_faster(launches):
-    for m, fused in ((1, False), (64, False), (65, True), (4096, True)):
+def test_auto_keeps_pytorch_where_it_is_faster(launches, monkeypatch):
+    for m, n, k, fused in ((1, 256, 64, True), (32, 8192, 8192, False), (33, 8192, 8192, True), (1, 4864, 896, True)):
         launches.clear()
-        ck.swiglu(*mlp(m=m))
-        assert bool(launches) is fused is api.prefers_fused(m, 256, 64)
+        monkeypatch.setattr(api, "_torch_swiglu", lambda *args: None)
+        ck.swiglu(torch.empty(m, k, dtype=BF16), *(torch.empty(n, k, dtype=BF16) for _ in range(2)))
+        assert bool(launches) is fused is api.prefers_fused(m, n, k)
     with fails(ValueError, "kernel is 'fast'", "'stacked'"):
         ck.swiglu(*mlp(), kernel="fast")
 

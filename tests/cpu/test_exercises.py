@@ -336,3 +336,30 @@ def test_without_a_gpu_the_numbers_are_not_run(monkeypatch):
     monkeypatch.setattr(lab, "HAS_GPU", False)
     findings = list(harness.run_on_gpu("02a", simulated, "hint"))
     assert findings == [NotRun("the numbers: running the kernel over odd shapes needs a Hopper GPU")]
+
+
+@pytest.mark.parametrize("exercise", ["02a", "02b"])
+def test_the_child_prints_one_verdict(monkeypatch, capsys, exercise):
+    import pandas as pd
+    import torch
+
+    calls = []
+
+    def gemm(kernel, name):
+        kernel("a", "b", "out")
+        return pd.DataFrame({"relative error": [0.001, 0.002]})
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "G")
+    monkeypatch.setattr(harness, "compile_", lambda gemm, name: lambda *tensors: calls.append(tensors))
+    monkeypatch.setattr(lab.check, "gemm", gemm)
+    harness.judge(exercise, simulated)
+    line = capsys.readouterr().out.removeprefix(harness.MARK)
+    assert json.loads(line) == {"wrong": None, "gpu": "G", "shapes": 2, "worst": 0.002}
+    assert calls == [("a", "b", "out") if exercise == "02a" else ("b", "a", "out")]
+
+    def fails(kernel, name):
+        raise lab.check.CheckFailed("the N tail is wrong")
+
+    monkeypatch.setattr(lab.check, "gemm", fails)
+    harness.judge(exercise, simulated)
+    assert json.loads(capsys.readouterr().out.removeprefix(harness.MARK))["wrong"] == "the N tail is wrong"

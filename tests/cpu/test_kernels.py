@@ -59,6 +59,8 @@ def test_instructions(compiled, name, config, dtype):
     assert c.instructions["UTMASTG"] == slabs
     multicast = sum(count for m, count in c.mnemonics.items() if m.startswith("UTMALDG") and "MULTICAST" in m)
     assert multicast == (1 if config.cluster[1] > 1 else 0) + (spec.b_parts if config.cluster[0] > 1 else 0)
+    # one fence and one wait a k-tile (first and loop): ptxas has not put them around every single WGMMA
+    assert c.mnemonics["WARPGROUP.ARRIVE"] == 2 and c.mnemonics["WARPGROUP.DEPBAR.LE"] == 2
     assert "CALL" not in c.instructions  # no slow division in the activation
     if name == "swiglu_stacked":
         per_thread = config.tile_m * config.tile_n // (128 * config.warp_groups)

@@ -1,10 +1,11 @@
 """Exercises: `check("02a", answer)` says what is right, what is wrong and why, and what this machine could not check.
 
-A checker is a generator registered with `@checker("02a")`. It takes the learner's answer (functions or values), yields one
-sentence for each thing that it has shown to hold, yields `NotRun(...)` for what it cannot check here, and raises `Wrong`
-with the fault in the learner's terms. Checkers live in one module per notebook: nb01.py, nb02.py, ... The tools that they
-share: `regions` (the FILL regions), `simulator` (mbarriers, TMA, WGMMA groups and warps in Python), `harness` (the kernels
-into which a learner's functions are compiled, and their run on a GPU in a child process).
+A checker is a generator registered with `@checker("02a")`. It takes the learner's answer (functions or values),
+yields one sentence for each thing that it has shown to hold, yields `NotRun(...)` for what it cannot check here, and
+raises `Wrong` with the fault in the learner's terms. Checkers live in one module per notebook: nb01.py, nb02.py, ...
+The tools that they share: `regions` (the FILL regions), `simulator` (mbarriers, TMA, WGMMA groups and warps in
+Python), `harness` (the kernels into which a learner's functions are compiled, and their run on a GPU in a child
+process).
 """
 
 from __future__ import annotations
@@ -138,8 +139,9 @@ def python(function: Callable) -> Callable:
 
 
 def file_of(function: Callable) -> str:
-    """The file, or the notebook cell, in which a function was written."""
-    return python(function).__code__.co_filename
+    """The file, or the notebook cell, in which a function was written; "" for what is not Python."""
+    code = getattr(python(function), "__code__", None)
+    return code.co_filename if code else ""
 
 
 def _require_filled(value: Any) -> None:
@@ -154,7 +156,9 @@ def _require_filled(value: Any) -> None:
     for number, hole in enumerate(holes, 1):
         if hole.empty:
             which = f"region {number} of " if len(holes) > 1 else ""
-            raise Wrong(f"{which}`{value.__name__}` is not filled in yet (about {hole.budget} line{'s' * (hole.budget > 1)}).")
+            raise Wrong(
+                f"{which}`{value.__name__}` is not filled in yet (about {hole.budget} line{'s' * (hole.budget > 1)})."
+            )
 
 
 def _learners_error(why: BaseException, values: tuple) -> str | None:

@@ -25,7 +25,10 @@ def one_stage(k_loop):
     for k_tiles in range(1, longest + 1):
         for schedule in SCHEDULES:
             _simulate_one_stage(k_loop, gemm.boxes, k_tiles, schedule)
-    yield f"1 to {longest} k-tiles, four warps, {len(SCHEDULES)} hostile schedules: every WGMMA finds its own k-tile, and nothing hangs"
+    yield (
+        f"1 to {longest} k-tiles, four warps, {len(SCHEDULES)} hostile schedules: every WGMMA finds its own "
+        "k-tile, and nothing hangs"
+    )
 
     compiled = harness.compile_(gemm, "02a")
     counts = compiled.instructions
@@ -60,9 +63,14 @@ def _simulate_one_stage(k_loop, boxes, k_tiles, schedule):
     total = sum(boxes.values())
     if simulator.expected_bytes and simulator.expected_bytes[0] != total:
         raise Wrong(
-            f"You announce {simulator.expected_bytes[0]:,} bytes a k-tile, but the boxes of A ({boxes['a']:,} bytes) and B "
+            f"You announce {simulator.expected_bytes[0]:,} bytes a k-tile, but the boxes of A ({boxes['a']:,} "
+            "bytes) and B "
             f"({boxes['b']:,} bytes) bring {total:,}: "
-            + ("the barrier waits for ever." if simulator.expected_bytes[0] > total else "the barrier opens before all have landed.")
+            + (
+                "the barrier waits for ever."
+                if simulator.expected_bytes[0] > total
+                else "the barrier opens before all have landed."
+            )
         )
     if fault is not None:
         raise Wrong(_explain_one_stage(fault, simulator, k_tiles)) from None
@@ -73,14 +81,21 @@ def _simulate_one_stage(k_loop, boxes, k_tiles, schedule):
 def _explain_one_stage(fault: Fault, simulator: Simulator, k_tiles: int) -> str:
     happened = f"With {k_tiles} k-tile{'s' * (k_tiles > 1)}: {fault}."
     if fault.kind == "arrivals":
-        why = "The barrier was initialised for one arrival: one elected thread of warp 0 announces the bytes, nobody else."
+        why = (
+            "The barrier was initialised for one arrival: one elected thread of warp 0 announces the bytes, nobody "
+            "else."
+        )
     elif fault.kind == "overwrite" or (fault.kind == "stale" and fault.found > fault.k):
-        why = "Before warp 0 loads again, every warp must be done with the stage: wait for the WGMMA group, then sync all threads."
+        why = (
+            "Before warp 0 loads again, every warp must be done with the stage: wait for the WGMMA group, then "
+            "sync all threads."
+        )
     elif fault.kind in ("early", "stale") and not any(warp.passed for warp in simulator.warps):
         why = "No warp waits for the barrier, so nobody knows whether the bytes have landed."
     elif fault.lapped:
         why = (
-            "The barrier went on by two phases before these warps had waited for the first, and one bit cannot tell two from none: "
+            "The barrier went on by two phases before these warps had waited for the first, and one bit cannot "
+            "tell two from none: "
             "before warp 0 loads again, every warp must be done with the stage. Sync all threads."
         )
     elif fault.kind == "hang" and not simulator.expected_bytes:
@@ -88,17 +103,23 @@ def _explain_one_stage(fault: Fault, simulator: Simulator, k_tiles: int) -> str:
     elif fault.kind == "hang" and "sync_threads" in str(fault):
         why = "sync_threads must be reached by all four warps."
     elif fault.kind in ("hang", "early", "stale"):
-        why = "Check the parity: the barrier completes once per k-tile, so the parity to wait for changes from one k-tile to the next."
+        why = (
+            "Check the parity: the barrier completes once per k-tile, so the parity to wait for changes from one "
+            "k-tile to the next."
+        )
         if fault.kind == "stale":
             why += " If it does, check which k-tile you load."
     else:
-        why = "A WGMMA group runs on after its issue: wait for it before its accumulator is read or its operands are replaced."
+        why = (
+            "A WGMMA group runs on after its issue: wait for it before its accumulator is read or its operands are "
+            "replaced."
+        )
     return f"{happened} {why}"
 
 
 @checker("02b")
 def tails(store_tile):
-    """The predicated, transposing epilogue: run on the CPU for all threads of several tiles, guard elements around `out`."""
+    """The predicated, transposing epilogue: run on the CPU for all threads of several tiles, guard elements around."""
     shapes = ((128, 128), (256, 384), (200, 136), (1, 8), (129, 128), (128, 136), (255, 264), (127, 120))
     for shape, results in zip(shapes, _store_on_cpu(store_tile, shapes), strict=True):
         _explain_tails(*shape, *results)
@@ -108,8 +129,13 @@ def tails(store_tile):
     )
     compiled = harness.compile_(harness.GEMMS["02b"](store_tile), "02b")
     stores = len(re.findall(r"st\.global", compiled.ptx))
-    yield f"compiles for sm_90a: {stores} stores a thread, {compiled.registers} registers, {compiled.spill_bytes} bytes spilled"
-    yield from harness.run_on_gpu("02b", store_tile, "An epilogue has nothing to wait for: look for a loop without end.")
+    yield (
+        f"compiles for sm_90a: {stores} stores a thread, {compiled.registers} registers, {compiled.spill_bytes} "
+        "bytes spilled"
+    )
+    yield from harness.run_on_gpu(
+        "02b", store_tile, "An epilogue has nothing to wait for: look for a loop without end."
+    )
 
 
 GUARD = 136  # elements around the output: more than a tile, so that a store beyond it lands in them
@@ -164,7 +190,10 @@ def _compile_for_cpu(on_host, values, out):
 def _explain_tails(rows, columns, got, want, guard_intact):
     shape = f"M = {rows}, N = {columns}, so out is {columns} x {rows}"
     if not guard_intact:
-        raise Wrong(f"{shape}: elements beyond the output are overwritten. The first index must stay below {columns}, the second below {rows}.")
+        raise Wrong(
+            f"{shape}: elements beyond the output are overwritten. The first index must stay below {columns}, the "
+            f"second below {rows}."
+        )
     missing = (got == HOLE) & (want != HOLE)
     if missing.all():
         raise Wrong(f"{shape}: nothing is stored.")
@@ -181,5 +210,9 @@ def _explain_tails(rows, columns, got, want, guard_intact):
         m, n = divmod(int(got[i, j]), -(-columns // 128) * 128)
         raise Wrong(
             f"{shape}: out[{i}, {j}] holds the product's element ({m}, {n}) instead of ({j}, {i}). "
-            + ("Where do tiles other than (0, 0) start?" if several and (m >= 128 or n >= 128) else "out is the transpose: its first index is n.")
+            + (
+                "Where do tiles other than (0, 0) start?"
+                if several and (m >= 128 or n >= 128)
+                else "out is the transpose: its first index is n."
+            )
         )

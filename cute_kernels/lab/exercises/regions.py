@@ -37,12 +37,12 @@ class Region:
 def _placeholder(statement: ast.stmt) -> bool:
     if isinstance(statement, (ast.Pass, ast.Raise)):
         return True
-    value = statement.value if isinstance(statement, (ast.Expr, ast.Assign, ast.AnnAssign, ast.Return)) else None
+    value = getattr(statement, "value", None)
     return isinstance(value, ast.Constant) and value.value is ...
 
 
 def split(source: str) -> tuple[list[str], list[Region]]:
-    """(lines outside of the regions, their markers included; regions). Raises ValueError for markers that do not pair."""
+    """(lines outside of the regions, with their markers; regions). Raises ValueError for markers that do not pair."""
     outside, regions = [], []
     budget, inside = None, []
     for number, line in enumerate(source.splitlines(), 1):
@@ -84,7 +84,9 @@ def differences(exercise: Path | str, solution: Path | str) -> list[str]:
             continue
         (left, holes), (right, filled) = split(text), split(reference)
         if left != right:
-            line = next((pair for pair in zip(left, right, strict=False) if pair[0] != pair[1]), ("", "(one is longer)"))
+            line = next(
+                (pair for pair in zip(left, right, strict=False) if pair[0] != pair[1]), ("", "(one is longer)")
+            )
             found.append(f"cell {index}: {line[0].strip()!r} against {line[1].strip()!r}")
         if [r.budget for r in holes] != [r.budget for r in filled]:
             found.append(f"cell {index}: the line budgets differ")

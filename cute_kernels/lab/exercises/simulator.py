@@ -1,13 +1,13 @@
 """Warps, mbarriers, TMA loads and WGMMA groups in plain Python: what a main loop may do, under hostile timing.
 
-The learner's own `@cute.jit` function runs here as plain Python: `as_python` exchanges `cute`, `cutlass`, `warpgroup` and the
-package's `mainloop` in its globals for the objects below. Every warp is a thread, but only one runs at a time; each simulated
-operation is a point at which another may go on. What the hardware leaves open is decided against the learner: TMA writes land
-at once or as late as possible, a WGMMA group reads shared memory until somebody waits for it, and warps run ahead or lag.
-A fault that one of the `SCHEDULES` shows is a fault; the converse is not claimed.
+The learner's own `@cute.jit` function runs here as plain Python: `as_python` exchanges `cute`, `cutlass`, `warpgroup`
+and the package's `mainloop` in its globals for the objects below. Every warp is a thread, but only one runs at a
+time; each simulated operation is a point at which another may go on. What the hardware leaves open is decided against
+the learner: TMA writes land at once or as late as possible, a WGMMA group reads shared memory until somebody waits
+for it, and warps run ahead or lag. A fault that one of the `SCHEDULES` shows is a fault; the converse is not claimed.
 
-Model of an mbarrier (PTX ISA): a phase completes when no arrivals and no bytes are pending; waiting with parity p passes
-when the running phase's parity is not p.
+Model of an mbarrier (PTX ISA): a phase completes when no arrivals and no bytes are pending; waiting with parity p
+passes when the running phase's parity is not p.
 """
 
 from __future__ import annotations
@@ -23,15 +23,24 @@ from typing import Any
 
 from . import Wrong, file_of, python
 
-SCHEDULES = (("first", "now"), ("last", "now"), ("first", "late"), ("last", "late"), (1, "late"), (2, "now"), (3, "any"), (4, "any"))
+SCHEDULES = (
+    ("first", "now"),
+    ("last", "now"),
+    ("first", "late"),
+    ("last", "late"),
+    (1, "late"),
+    (2, "now"),
+    (3, "any"),
+    (4, "any"),
+)
 MAX_STEPS = 100_000
 
 
 class Fault(Exception):
     """What went wrong in a simulated run. kind: hang, early, stale, overwrite, arrivals, unfinished, registers.
 
-    k: the k-tile that it happened to; found: the k-tile that lay in its place (stale). lapped: a barrier moved on by two
-    phases while a warp was still to wait for the first, which one bit cannot tell from none (hang).
+    k: the k-tile that it happened to; found: the k-tile that lay in its place (stale). lapped: a barrier moved on by
+    two phases while a warp was still to wait for the first, which one bit cannot tell from none (hang).
     """
 
     def __init__(self, kind: str, text: str, k: int | None = None, found: int | None = None, lapped: bool = False):
@@ -82,7 +91,9 @@ class Barrier:
         self.bytes += expect
         self.pending -= times
         if self.pending < 0:
-            raise Fault("arrivals", f"{self.name} gets more arrivals in one phase than the {self.count} it was initialised for")
+            raise Fault(
+                "arrivals", f"{self.name} gets more arrivals in one phase than the {self.count} it was initialised for"
+            )
         self._complete()
 
     def deliver(self, bytes_: int) -> None:
@@ -108,7 +119,9 @@ class Barrier:
 class Simulator:
     """One CTA. `stages` slots of shared memory; operand name -> bytes of its box in `boxes`."""
 
-    def __init__(self, schedule: tuple, stages: int = 1, boxes: dict[str, int] | None = None, launch_registers: int = 0):
+    def __init__(
+        self, schedule: tuple, stages: int = 1, boxes: dict[str, int] | None = None, launch_registers: int = 0
+    ):
         self.order, self.timing = schedule
         self.random = random.Random(repr(schedule))
         self.back = threading.Semaphore(0)
@@ -159,7 +172,9 @@ class Simulator:
             for warp in self.warps:
                 if not warp.finished:
                     waits.setdefault(warp.waits, []).append(warp.index)
-            lapped = any(w.blocked_on and w.blocked_on.phase >= w.passed.get(id(w.blocked_on), 0) + 2 for w in self.warps)
+            lapped = any(
+                w.blocked_on and w.blocked_on.phase >= w.passed.get(id(w.blocked_on), 0) + 2 for w in self.warps
+            )
             text = "; ".join(f"{_warps(who)} for ever in {what}" for what, who in waits.items())
             raise Fault("hang", text, lapped=lapped)
         if self.order == "first":
@@ -215,7 +230,10 @@ class Simulator:
         for warp in self.warps:
             for read, other in warp.groups:
                 if read == stage:
-                    text = f"TMA writes k-tile {k} into stage {stage} while warp {warp.index}'s WGMMA of k-tile {other} may still read it"
+                    text = (
+                        f"TMA writes k-tile {k} into stage {stage} while warp {warp.index}'s WGMMA of k-tile "
+                        f"{other} may still read it"
+                    )
                     raise Fault("overwrite", text, k)
         slot = self.smem[stage]
         slot[operand] = ("arriving", k)
@@ -235,10 +253,17 @@ class Simulator:
         warp, k, stage = self.current, int(k), int(stage)
         for operand, found in self.smem[stage].items():
             if isinstance(found, tuple):
-                text = f"warp {warp.index} multiplies k-tile {k} while {operand} of k-tile {found[1]} is on its way to stage {stage}"
+                text = (
+                    f"warp {warp.index} multiplies k-tile {k} while {operand} of k-tile {found[1]} is on its way "
+                    f"to stage {stage}"
+                )
                 raise Fault("stale" if found[1] != k else "early", text, k, found[1])
             if found is None:
-                raise Fault("early", f"warp {warp.index} multiplies k-tile {k} before {operand} was loaded into stage {stage}", k)
+                raise Fault(
+                    "early",
+                    f"warp {warp.index} multiplies k-tile {k} before {operand} was loaded into stage {stage}",
+                    k,
+                )
             if found != k:
                 text = f"warp {warp.index} multiplies k-tile {k}, but stage {stage} holds {operand} of k-tile {found}"
                 raise Fault("stale", text, k, found)
@@ -275,7 +300,10 @@ class Simulator:
         if count % 8 or not 24 <= count <= 256:
             raise Fault("registers", f"setmaxnreg takes multiples of 8 from 24 to 256, not {count}")
         if increase != (change >= 0):
-            raise Fault("registers", f"{count} is no {'increase' if increase else 'decrease'} from the {self.launch_registers} at launch")
+            raise Fault(
+                "registers",
+                f"{count} is no {'increase' if increase else 'decrease'} from the {self.launch_registers} at launch",
+            )
         self.pause()
         if increase:
             self.pause(f"setmaxnreg.inc to {count}", lambda: self.free_registers >= change)
@@ -356,7 +384,10 @@ class _Names:
         if name.startswith("__"):
             raise AttributeError(name)
         known = ", ".join(key for key in self.__dict__ if key != "_path")
-        raise Wrong(f"{self._path}.{name} is not needed here, and the simulator does not know it. It knows of {self._path}: {known}.")
+        raise Wrong(
+            f"{self._path}.{name} is not needed here, and the simulator does not know it. It knows of "
+            f"{self._path}: {known}."
+        )
 
 
 def as_python(function: Callable, simulator: Simulator) -> Callable:

@@ -11,11 +11,16 @@ WRONG = {
         ("full_parity = lap % 2", "full_parity = lap % 2 if k < 100 else 0", "k-tile 2147483647 of a ring of 5"),
     ],
     "03b": [
-        ("            ring.consumer_release(done)\n", "            ring.consumer_release(read)\n", "in the order in which they were filled"),
+        (
+            "            ring.consumer_release(done)\n",
+            "            ring.consumer_release(read)\n",
+            "in the order in which they were filled",
+        ),
         ("wait_group(1)", "wait_group(2)", "You release a stage before the WGMMA that reads it has finished"),
         ("wait_group(1)", "wait_group(0)", "no WGMMA group stays in flight"),
         (
-            "        warpgroup.wait_group(1)\n        if k > 0:\n            ring.consumer_release(done)\n            done.advance()\n",
+            "        warpgroup.wait_group(1)\n        if k > 0:\n            ring.consumer_release(done)\n         "
+            "   done.advance()\n",
             "        ring.consumer_release(done)\n        done.advance()\n        warpgroup.wait_group(1)\n",
             "move the release behind the wait_group",
         ),

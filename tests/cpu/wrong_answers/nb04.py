@@ -7,7 +7,11 @@ WRONG = {
         ("cluster_m + cluster_n - 1", "1", "which forgets the other CTAs"),
         ("cluster_m + cluster_n - 1", "cluster_m * cluster_n", "as if all 4 CTAs of the cluster received"),
         ("cluster_m + cluster_n - 1", "cluster_m + cluster_n", "which counts this CTA twice"),
-        ("(at_launch * warp_groups - producer)", "(512 - producer)", "The pool is what the launch took, 61,440 registers"),
+        (
+            "(at_launch * warp_groups - producer)",
+            "(512 - producer)",
+            "The pool is what the launch took, 61,440 registers",
+        ),
         ("(at_launch * warp_groups - producer)", "(at_launch * warp_groups)", "for ever in setmaxnreg.inc"),
         ("// (128 * warp_groups) // 8 * 8", "// (128 * warp_groups)", "registers come in multiples of 8"),
         ("65536 // (128", "32768 // (128", "each thread could have more at launch"),
@@ -15,7 +19,11 @@ WRONG = {
         ("min(240,", "min(200,", "registers stay unused"),
     ],
     "04b": [
-        ("        cute.arch.setmaxregister_decrease(24)\n", "        if warp == 0:\n            cute.arch.setmaxregister_decrease(24)\n", "all four warps of the producer group must decrease"),
+        (
+            "        cute.arch.setmaxregister_decrease(24)\n",
+            "        if warp == 0:\n            cute.arch.setmaxregister_decrease(24)\n",
+            "all four warps of the producer group must decrease",
+        ),
         ("cute.arch.setmaxregister_decrease(24)", "produce_with = 24", "wait for registers that nobody gives back"),
         ("decrease(24)", "decrease(32)", "setmaxnreg"),
         ("        cute.arch.setmaxregister_increase(240)\n", "", "setmaxnreg is not executed by warps"),
