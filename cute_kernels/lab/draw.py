@@ -50,21 +50,17 @@ def _done(figure: Any) -> Any:
 
 
 def _grid(axis: Any, values: np.ndarray, colours: np.ndarray, text: Callable[[int, int], str], fontsize: float) -> None:
+    """Cells in opaque pastels with dark text: they look the same on a light and on a dark page."""
     rows, columns = values.shape
-    palette = plt.get_cmap("tab20" if colours.max() < 20 else "viridis")
-    scale = 20 if colours.max() < 20 else max(1, colours.max())
+    few = colours.max() < 20
+    palette, scale = (plt.get_cmap("tab20"), 20) if few else (plt.get_cmap("viridis"), colours.max())
     for r in range(rows):
         for c in range(columns):
-            axis.add_patch(
-                Rectangle(
-                    (c, r), 1, 1, facecolor=palette(colours[r, c] / scale), alpha=0.45, edgecolor=style.INK, lw=0.4
-                )
-            )
+            pastel = 0.5 + 0.5 * np.array(palette(colours[r, c] / scale)[:3])
+            axis.add_patch(Rectangle((c, r), 1, 1, facecolor=pastel, edgecolor="white", lw=0.6))
             label = text(r, c)
             if label:
-                axis.text(
-                    c + 0.5, r + 0.5, label, ha="center", va="center", fontsize=fontsize, color=style.INK, weight="bold"
-                )
+                axis.text(c + 0.5, r + 0.5, label, ha="center", va="center", fontsize=fontsize, color="#222222")
     axis.set(xlim=(0, columns), ylim=(rows, 0))
     axis.set_aspect("equal")
     for spine in axis.spines.values():

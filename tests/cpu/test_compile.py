@@ -175,3 +175,19 @@ def test_tools_are_found():
     assert compiling.find_tool("nvdisasm") and compiling.find_tool("cuobjdump")
     with pytest.raises(ck.CompileError, match="pip install nvidia-cuda-nosuchtool"):
         compiling.find_tool("nosuchtool")
+
+
+@pytest.mark.parametrize(
+    "order", ["import cutlass.cute as cute, cute_kernels", "import cute_kernels, cutlass.cute as cute"]
+)
+def test_host_probes_build_wgmma_layouts_without_a_gpu(order, tmp_path):
+    """Whichever is imported first: with no GPU and no CUTE_DSL_ARCH the DSL alone would take sm_100a and refuse."""
+    file = tmp_path / "probe.py"
+    file.write_text(
+        f"{order}\nimport cutlass\nfrom cute_kernels.hopper import tiles\n"
+        "@cute.jit\ndef probe():\n    print(cute.size(tiles.tiled_mma(cutlass.BFloat16, 64).tv_layout_C_tiled))\nprobe()\n"
+    )
+    blind = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(compiling.Path(ck.__file__).parents[1])}
+    blind.pop("CUTE_DSL_ARCH", None)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, env=blind)
+    assert done.returncode == 0 and done.stdout.strip() == str(64 * 64), done.stderr[-500:]
