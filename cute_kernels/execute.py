@@ -36,7 +36,8 @@ def main(files: list[str], force: bool = False) -> int:
         )
         return 2
     bad = 0
-    for file in [Path(f) for f in files] or sorted(evidence.NOTEBOOKS.glob("*.ipynb")):
+    every = sorted(evidence.NOTEBOOKS.glob("*.ipynb"), key=lambda f: (f.name.startswith("00"), f.name))
+    for file in [Path(f) for f in files] or every:  # 00 last: it draws what the others record
         try:
             print(f"{file.name:<34} {run(file):.0f} s", flush=True)
         except Exception as why:  # one broken notebook must not hide the state of the others
