@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
 
 DSL_VERSION = "4.8.1"
@@ -32,13 +33,29 @@ def problem(found: dict[str, str]) -> str | None:
     if wrong:
         parts = ", ".join(f"{name} {version}" for name, version in wrong.items())
         return f"the CuTe DSL installation is mixed: {parts} beside {DSL_VERSION}"
-    return None
+    missing = [name for name in DISTRIBUTIONS if name not in found]
+    if not any(name in found for name in OPTIONAL):
+        missing.append(" or ".join(OPTIONAL))
+    return f"the CuTe DSL installation lacks {', '.join(missing)}" if missing else None
+
+
+def asked_for_doctor() -> bool:
+    """Is this process `python -m cute_kernels doctor`?"""
+    return sys.orig_argv[-3:] == ["-m", "cute_kernels", "doctor"]
 
 
 def require() -> None:
-    """Raise ImportError with the mend when CuTe DSL is missing, of another version or mixed."""
+    """Raise ImportError with the mend when CuTe DSL is missing, of another version, mixed or incomplete.
+
+    `python -m cute_kernels doctor` imports the package before it reaches its command; so that it can speak where the
+    import fails, it runs here, before anything of the DSL is imported, and ends the process with its exit code.
+    """
     import importlib.util
 
+    if asked_for_doctor():
+        from . import doctor
+
+        sys.exit(doctor.main())
     found = installed()
     if not found and importlib.util.find_spec("cutlass") is not None:
         return  # unpacked without metadata: the version is checked where it can be read, by the doctor

@@ -16,11 +16,13 @@ class UnsupportedDevice(RuntimeError):
 
 
 def index_of(device: Any) -> int:
-    """torch.device, string or index -> CUDA device index."""
+    """torch.device, string or index -> CUDA device index. Raises UnsupportedDevice for a device that is not CUDA's."""
     if isinstance(device, int):
         return device
-    index = torch.device(device).index
-    return torch.cuda.current_device() if index is None else index
+    device = torch.device(device)
+    if device.type != "cuda":
+        raise UnsupportedDevice(f"{device} is not a CUDA device")
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def target(device: Any = "cuda") -> str:
