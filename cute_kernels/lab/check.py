@@ -102,7 +102,7 @@ def compare(out: torch.Tensor, ref: torch.Tensor, tile: tuple[int, int] = (128, 
 def explain(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor, tile: tuple[int, int] = (128, 128)) -> str:
     """The pattern of wrong elements as a sentence; the most specific reading that fits."""
     rows, columns = bad.shape
-    holes = bool((~torch.isfinite(got) & bad).all())
+    holes = bool((~torch.isfinite(got))[bad].all())
     tail = " (they hold NaN: never written)" if holes else ""
     row_bad, column_bad = bad.any(1), bad.any(0)
     bad_rows, bad_columns = row_bad.nonzero().flatten(), column_bad.nonzero().flatten()
