@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ class Outcome:
     def __str__(self) -> str:
         if not self.finished:
             return f"HANG: stopped after {self.seconds:.0f} s\n{self.stdout}"
-        errors = [line for line in self.stderr.splitlines() if "Error" in line]
+        errors = [line for line in self.stderr.splitlines() if re.match(r"[\w.]+Error: ", line)]
         tail = "" if not self.returncode else "\n" + (errors[-1] if errors else self.stderr.strip()[-300:])
         return f"exit code {self.returncode} after {self.seconds:.0f} s\n{self.stdout}{tail}"
 
