@@ -188,6 +188,7 @@ def test_foreign_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(api, "DEVICE", "cpu")
+    monkeypatch.setattr(device, "index_of", lambda where: 0)
     device.forget()
     with fails(ck.UnsupportedDevice, "8.9", "kernel='torch'"):
         ck.swiglu(*mlp(), kernel="stacked")
