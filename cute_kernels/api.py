@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from . import device as devices
 from . import registry
 from .compile import Compiled, dtype_name
-from .hopper.choose import choose
+from .hopper.choose import choose, prefers_fused
 
 DEVICE = "cuda"  # tests that check arguments without a GPU set it to "cpu"
 DTYPES = (torch.bfloat16, torch.float16)
@@ -64,25 +64,19 @@ def swiglu(
     return result
 
 
-def prefers_fused(m: int, n: int, k: int) -> bool:
-    """Whether "auto" fuses: where the fused kernel was measured to be no slower than PyTorch (records: bench.json).
-
-    With few rows the launch is bound by reading the weights, and cuBLAS reads large ones faster; small ones are read so soon
-    that three launches instead of one decide.
-    """
-    return m > 32 or 2 * n * k * 2 <= 100_000_000  # rows, bytes of both weights
-
-
 def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, device: Any = None):
     """Compile and load what `gemm` or `swiglu` (by name) will use for this shape, so that a CUDA graph can capture it.
 
     m, n, k: rows of x, rows of a weight, depth. device: default the current one. Runs one 8 x 8 problem.
+    Raises ValueError, UnsupportedDevice.
     """
     if kernel not in ("gemm", "swiglu"):
         raise ValueError(f"kernel is {kernel!r}, allowed: 'gemm', 'swiglu'")
     spec = registry.get("gemm" if kernel == "gemm" else "swiglu_stacked")
-    device = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
-    devices.target(device)
+    target = devices.target("cuda" if device is None else device)
+    if target != "sm_90a":
+        raise devices.UnsupportedDevice(f"these kernels are written for sm_90a (Hopper), the device is {target}")
+    device = torch.device("cuda", devices.index_of("cuda" if device is None else device))
     config = chosen(spec.name, m, n, k, device)
     a, *b = (torch.zeros(8, 8, dtype=dtype, device=device) for _ in range(spec.b_parts + 1))
     _launch(spec.name, a, tuple(b), torch.empty_like(a), config)
@@ -100,8 +94,8 @@ def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Ten
     for who, t in tensors.items():
         if t.device.type != DEVICE:
             raise ValueError(
-                f"{who} is on {t.device}, must be on a CUDA device (Hopper, capability 9.0); "
-                "swiglu(..., kernel='torch') and torch.matmul run elsewhere"
+                f"{who} is on {t.device}, must be on a CUDA device (Hopper, capability 9.0); elsewhere run "
+                + ("torch.matmul(a, b.T)" if name == "a" else "swiglu(..., kernel='torch')")
             )
         if t.device != a.device:
             raise ValueError(f"{who} is on {t.device}, {name} is on {a.device}: all tensors must be on one device")
@@ -225,8 +219,41 @@ def _wants_torch(x: Any, w_gate: Any, w_up: Any) -> bool:
 
 
 def _torch_swiglu(x, w_gate, w_up, out):
+    """PyTorch's own; `out` obeys the rules of the fused kernel, so that what "auto" picks does not decide what is an error."""
+    if out is not None:
+        if not isinstance(out, torch.Tensor):
+            raise TypeError(f"out is a {type(out).__name__}, must be a torch.Tensor")
+        if out.dtype != x.dtype:
+            raise TypeError(f"out is {dtype_name(out.dtype)}, x is {dtype_name(x.dtype)}: dtypes must be equal")
+        if out.device != x.device:
+            raise ValueError(f"out is on {out.device}, x is on {x.device}: all tensors must be on one device")
+        shape = (*x.shape[:-1], w_gate.shape[0])
+        if out.shape != shape:
+            raise ValueError(f"out has shape {tuple(out.shape)}, must be {tuple(shape)}")
+        for who, t in (("x", x), ("w_gate", w_gate), ("w_up", w_up)):
+            if _share_memory(out, t):
+                raise ValueError(f"out overlaps {who} in memory: a fused kernel would read what it has written")
+    if w_gate.shape != w_up.shape:
+        raise ValueError(f"w_gate has shape {tuple(w_gate.shape)}, w_up has {tuple(w_up.shape)}: must be equal")
     y = F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)
     return y if out is None else out.copy_(y)
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of any strides share memory: exact for matrices of rows, by address range otherwise."""
+    if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    flat = [t.view(-1, t.shape[-1]) if t.dim() != 2 and t.is_contiguous() else t for t in (a, b)]
+    if all(t.dim() == 2 and t.stride(1) == 1 and t.stride(0) >= t.shape[1] for t in flat):
+        return _overlap(*flat)
+
+    def span(t: torch.Tensor) -> tuple[int, int]:
+        return t.data_ptr(), t.data_ptr() + t.element_size() * (
+            1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+        )
+
+    (a0, a1), (b0, b1) = span(a), span(b)
+    return a0 < b1 and b0 < a1
 
 
 _compiled: dict[tuple, tuple[Compiled, int]] = {}

@@ -89,14 +89,14 @@ class Compiled:
 
     name, target ("sm_90a", ...), ptx, cubin, seconds (compile time), and, read from the cubin on first use: sass,
     registers (per thread at launch), spill_bytes (per thread), smem_static and smem_dynamic (bytes per CTA) with their
-    sum smem_bytes, threads (per CTA) and instructions (static counts of `INSTRUCTIONS`). config and dtype are set for
+    sum smem_bytes, of which an SM90 CTA can have 232,448, threads (per CTA) and instructions (static counts of `INSTRUCTIONS`). config and dtype are set for
     finished kernels.
     """
 
     name: str
     target: str
-    ptx: str
-    cubin: bytes
+    ptx: str = field(repr=False)
+    cubin: bytes = field(repr=False)
     seconds: float
     smem_dynamic: int
     function: Callable = field(repr=False)
@@ -207,7 +207,7 @@ def count_compiles():
 def compile_only(kernel: str, *, arch: str | None = None, config: Any = None, dtype: Any = "bfloat16") -> Compiled:
     """Compile a finished kernel without a GPU or a driver.
 
-    kernel: a name from `kernels()`, such as "gemm". arch: "sm_90a" or "sm_100a"; default: the kernel's own.
+    kernel: a name from `kernels()`, such as "gemm". arch: the one that the kernel is written for, "sm_90a" for all of today's.
     config: one of the kernel's `.configs`, or another valid one; default: its first. dtype: "bfloat16", "float16" or the
     torch dtype. Returns `Compiled`. Raises ValueError for what the kernel does not offer, ConfigError, CompileError.
     """

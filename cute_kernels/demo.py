@@ -54,7 +54,7 @@ def live() -> int:
 
 def dry(why: str) -> int:
     """Compile every finished kernel and show what was recorded where there is a GPU."""
-    print(f"{why}: the kernels are compiled, not run; figures below are recorded.")
+    print(f"{why}: one configuration of each kernel is compiled, none is run; figures below are recorded.")
     status()
     for spec in kernels():
         c = spec.compile()
@@ -73,7 +73,8 @@ def dry(why: str) -> int:
         if row["model"] in MODELS and row["M"] in ROWS:
             cells = "   ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
             print(f"  Qwen-2.5 {row['model']:<5} M = {row['M']:<5} {cells}   {speedup(row, 'eager'):.2f} x over eager")
-    print(f"compiled here: {compiling.compile_counts()}")
+    counts = ", ".join(f"{count} for {arch}" for arch, count in compiling.compile_counts().items())
+    print(f"kernels compiled here: {counts}. The whole table: README.md")
     return 0
 
 

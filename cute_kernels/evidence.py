@@ -1,7 +1,8 @@
 """Is what was measured still about today's code? Digests of sources against those in the records and notebooks.
 
-A kernel's digest covers its module and every module of this package that it imports, comments, docstrings and blank lines
-left out: a change of prose asks for nothing. A notebook's covers its code cells and the kernel parts (hopper/, blackwell/)
+A kernel's digest (its numerics) covers its module and every module of this package that it imports, comments, docstrings and blank lines
+left out: a change of prose asks for nothing. That of its speed covers the choice of configurations and the benchmark too.
+A notebook's covers its code cells and the kernel parts (hopper/, blackwell/)
 that they import.
 """
 
@@ -109,6 +110,16 @@ def kernel_digest(module: str) -> str:
     return digest([f"{name}\n{code_only(module_file(name).read_text())}" for name in closure(module)])
 
 
+TIMED = ("hopper.choose", "benchmark", "lab.bench")  # what else decides a figure of bench.json
+
+
+@functools.cache
+def bench_digest(module: str) -> str:
+    """Digest of what affects the recorded speed of the kernel written in `module`."""
+    files = (PACKAGE.joinpath(*name.split(".")).with_suffix(".py") for name in TIMED)
+    return digest([kernel_digest(module), *(code_only(file.read_text()) for file in files)])
+
+
 def notebook_digest(notebook: dict[str, Any]) -> str:
     """Digest of a notebook's code cells (outputs left out) and of the kernel parts that they import."""
     cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
@@ -159,7 +170,7 @@ def of_bench(gpu: str = records.REFERENCE_GPU) -> list[Evidence]:
         if not entry:
             found.append(Evidence(f"{spec.name} (bench)", gpu, "", 0, None, "missing"))
             continue
-        status = "current" if entry["digest"] == kernel_digest(spec.module) else "stale"
+        status = "current" if entry["digest"] == bench_digest(spec.module) else "stale"
         stamp = record["stamp"]
         found.append(Evidence(f"{spec.name} (bench)", stamp["gpu"], stamp["date"], len(entry["rows"]), None, status))
     return found

@@ -35,6 +35,15 @@ def predicted_seconds(config: TileConfig, m: int, n: int, k: int, b_parts: int, 
     return max(cycles / CLOCK, compulsory / DRAM) + 1e-3 * cycles / CLOCK  # the last term breaks memory-bound ties
 
 
+def prefers_fused(m: int, n: int, k: int) -> bool:
+    """Whether `swiglu(kernel="auto")` fuses: m rows, weights (n, k) of 16-bit elements. bench.json has both sides.
+
+    With few rows the launch is bound by reading the weights, and cuBLAS reads the largest ones up to an eighth faster; small
+    ones are read so soon that three launches instead of one decide.
+    """
+    return m > 32 or 2 * n * k * ELEMENT <= 100_000_000
+
+
 def choose(configs: Sequence[TileConfig], m: int, n: int, k: int, b_parts: int, sms: int) -> TileConfig:
     """The configuration with the smallest predicted time."""
     return min(configs, key=lambda config: predicted_seconds(config, m, n, k, b_parts, sms))

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from .. import records
 
 MARK = "# kernel"  # first line of a notebook cell that `kernel_cells` collects
@@ -32,7 +34,8 @@ class Outcome:
             return f"HANG: stopped after {self.seconds:.0f} s\n{self.stdout}"
         errors = [line for line in self.stderr.splitlines() if re.match(r"[\w.]+Error: ", line)]
         tail = "" if not self.returncode else "\n" + (errors[-1] if errors else self.stderr.strip()[-300:])
-        return f"exit code {self.returncode} after {self.seconds:.0f} s\n{self.stdout}{tail}"
+        said = self.stdout or ("" if tail or torch.cuda.is_available() else "compiled only, not run: no GPU here\n")
+        return f"exit code {self.returncode} after {self.seconds:.0f} s\n{said}{tail}"
 
 
 def kernel_cells(history: Iterable[str]) -> str:

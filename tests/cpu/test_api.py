@@ -1,5 +1,6 @@
 """Error contracts and dispatch of the public functions, on CPU tensors that pass for CUDA ones: nothing is launched."""
 
+import functools
 import re
 
 import pytest
@@ -212,3 +213,32 @@ def test_config_is_checked():
     ):
         with fails(kind, words):
             spec.check(config)
+
+
+def test_out_obeys_the_same_rules_under_torch():
+    """What "auto" picks must not decide whether an out= is an error."""
+    x, g, u = mlp()
+    call = functools.partial(ck.swiglu, x, g, u, kernel="torch")
+    out = cuda(128, 256)
+    assert call(out=out) is out
+    with fails(ValueError, "out has shape (1, 256), must be (128, 256)"):
+        call(out=cuda(1, 256))
+    with fails(ValueError, "out has shape (3, 128, 256)"):
+        call(out=cuda(3, 128, 256))
+    with fails(TypeError, "out is float32", "x is bfloat16"):
+        call(out=cuda(128, 256, dtype=torch.float32))
+    with fails(TypeError, "out is a int"):
+        call(out=3)
+    with fails(ValueError, "w_gate has shape (256, 64), w_up has (128, 64)"):
+        ck.swiglu(x, g, cuda(128, 64), kernel="torch")
+    buffer = cuda(128, 512)
+    args = buffer[:, :64], cuda(256, 64), cuda(256, 64)
+    with fails(ValueError, "out overlaps x"):
+        ck.swiglu(*args, kernel="torch", out=buffer[:, 32:288])
+    assert ck.swiglu(*args, kernel="torch", out=buffer[:, 64:320]).shape == (128, 256)
+
+
+def test_warmup_without_a_gpu():
+    if not torch.cuda.is_available():
+        with fails(ck.UnsupportedDevice, "no CUDA GPU"):
+            ck.warmup(m=16, n=64, k=64)

@@ -34,6 +34,19 @@ def test_digest_follows_a_shared_part(monkeypatch):
     assert before["gemm"] == after["gemm"] and before["swiglu_stacked"] != after["swiglu_stacked"]
 
 
+def test_speed_depends_on_the_choice_and_the_benchmark(monkeypatch):
+    numerics = evidence.kernel_digest("cute_kernels.hopper.gemm")
+    seen = {evidence.bench_digest("cute_kernels.hopper.gemm")}
+    real = evidence.code_only
+    for mark in ("def predicted_seconds(", "def time_swiglu(", "def turns("):
+        monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
+        evidence.kernel_digest.cache_clear(), evidence.bench_digest.cache_clear()
+        seen.add(evidence.bench_digest("cute_kernels.hopper.gemm"))
+        assert evidence.kernel_digest("cute_kernels.hopper.gemm") == numerics
+    evidence.kernel_digest.cache_clear(), evidence.bench_digest.cache_clear()
+    assert len(seen) == 4
+
+
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "MEASURED", tmp_path)

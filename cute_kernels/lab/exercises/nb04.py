@@ -99,7 +99,7 @@ def _check_budget(register_budget, groups: int) -> None:
     if not 24 <= producer < launch:
         raise Wrong(f"{setting}setmaxnreg takes 24 at least, and the producer must give registers away.")
     if not launch < consumer <= 240:
-        raise Wrong(f"{setting}the consumers must gain, up to 240.")
+        raise Wrong(f"{setting}the consumers must gain, up to the 240 that this exercise allows.")
     simulator = Simulator(SCHEDULES[0], launch_registers=launch)
     warps = 4 * (groups + 1)
 
