@@ -89,8 +89,8 @@ class Compiled:
 
     name, target ("sm_90a", ...), ptx, cubin, seconds (compile time), and, read from the cubin on first use: sass,
     registers (per thread at launch), spill_bytes (per thread), smem_static and smem_dynamic (bytes per CTA) with their
-    sum smem_bytes, of which an SM90 CTA can have 232,448, threads (per CTA) and instructions (static counts of `INSTRUCTIONS`). config and dtype are set for
-    finished kernels.
+    sum smem_bytes, of which an SM90 CTA can have 232,448, threads (per CTA) and instructions (static counts of
+    `INSTRUCTIONS`). config and dtype are set for finished kernels.
     """
 
     name: str

@@ -1,9 +1,8 @@
 """Is what was measured still about today's code? Digests of sources against those in the records and notebooks.
 
-A kernel's digest (its numerics) covers its module and every module of this package that it imports, comments, docstrings and blank lines
-left out: a change of prose asks for nothing. That of its speed covers the choice of configurations and the benchmark too.
-A notebook's covers its code cells and the kernel parts (hopper/, blackwell/)
-that they import.
+A kernel's digest (its numerics) covers its module and every module of this package that it imports, comments, docstrings
+and blank lines left out: a change of prose asks for nothing. That of its speed covers the choice of configurations and the
+benchmark too. A notebook's covers its code cells and the kernel parts (hopper/, blackwell/) that they import.
 """
 
 from __future__ import annotations
