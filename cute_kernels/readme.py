@@ -48,7 +48,8 @@ def swiglu_table() -> str:
         f"Microseconds, bf16, contenders in turns, cold L2. {_stamped(record)}\n"
         "*eager*: two GEMMs and two pointwise kernels; *torch.compile*: the same, compiled in its default mode; *stacked "
         "kernel*: ours, always fused; *bare GEMM*: cuBLAS on x (M, K) and the weights stacked to (2N, K), no activation, a "
-        "yardstick and no contender; *over eager*: eager's time / ours; *error*: ||out - ref|| / ||ref|| against fp32, ours / eager's.\n\n"
+        "yardstick and no contender; *over eager*: eager's time / ours; *error*: "
+        "||out - ref|| / ||ref|| against fp32, ours / eager's.\n\n"
         f"{text}\n\n"
         f"Geometric mean of their time over ours at M >= 1024: {', '.join(means)}.\n"
     )
@@ -72,9 +73,8 @@ def gemm_table() -> str:
         )
     return (
         f"bf16, random normal data, medians. {_stamped(record)}\n"
-        f"The ceiling, {ceiling:.0f} TFLOP/s, is the fastest single sample of an 8192^3 cuBLAS GEMM in that run: what the board gives before its power limit slows it.\n\n"
-        + "\n".join(lines)
-        + "\n"
+        f"The ceiling, {ceiling:.0f} TFLOP/s, is the fastest single sample of an 8192^3 cuBLAS "
+        "GEMM in that run: what the board gives before its power limit slows it.\n\n" + "\n".join(lines) + "\n"
     )
 
 
