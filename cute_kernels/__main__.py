@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     readme = commands.add_parser("readme", help="write the generated parts of README.md from the records")
     readme.add_argument("--check", action="store_true", help="only say whether they are up to date")
     args = parser.parse_args(argv)
+    _check(parser, args)
 
     if args.command == "doctor":
         from .doctor import main as run
@@ -54,6 +55,31 @@ def main(argv: list[str] | None = None) -> int:
     from .readme import main as run
 
     return run(check=args.check)
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Ends with one line for names that do not exist, a record of half a benchmark, or a GPU that is no Hopper."""
+    if args.command == "bench":
+        from .models import QWEN25
+
+        if unknown := [name for name in (args.models or "").split(",") if name and name not in QWEN25]:
+            parser.error(f"--models: {', '.join(unknown)} unknown, allowed: {', '.join(QWEN25)}")
+        if wrong := [m for m in (args.rows or "").split(",") if m and not (m.isdigit() and int(m))]:
+            parser.error(f"--M: {', '.join(wrong)}, must be positive whole numbers")
+        if args.record and (args.models or args.rows or args.no_compile):
+            parser.error("--record keeps the whole benchmark: leave --models, --M and --no-compile away")
+    if args.command == "validate" and args.kernel:
+        from .registry import get
+
+        try:
+            get(args.kernel)
+        except ValueError as why:
+            parser.error(f"--kernel: {why}")
+    if args.command in ("bench", "validate", "execute"):
+        import torch
+
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+            parser.error(f"{args.command} needs a Hopper GPU, this is {torch.cuda.get_device_name()}")
 
 
 if __name__ == "__main__":

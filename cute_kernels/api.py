@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from . import device as devices
 from . import registry
@@ -56,9 +57,11 @@ def swiglu(
         raise ValueError(f"kernel is {kernel!r}, allowed: 'auto', 'stacked', 'torch'")
     if kernel == "torch" and config is not None:
         raise ValueError("config is given, but kernel='torch' has none")
-    if kernel == "torch" or (kernel == "auto" and config is None and _wants_torch(x, w_gate, w_up)):
+    if kernel == "torch" or (kernel == "auto" and config is None and _differentiates(x, w_gate, w_up)):
         return _torch_swiglu(x, w_gate, w_up, out)
     rows, out2d, result = _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
+    if kernel == "auto" and config is None and not prefers_fused(rows.shape[0], w_gate.shape[0], rows.shape[1]):
+        return _torch_swiglu(x, w_gate, w_up, result)
     if rows.shape[0] and w_gate.shape[0]:
         _launch("swiglu_stacked", rows, (w_gate, w_up), out2d, config)
     return result
@@ -103,6 +106,8 @@ def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Ten
             raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16 or float16")
         if t.dtype != a.dtype:
             raise TypeError(f"{who} is {dtype_name(t.dtype)}, {name} is {dtype_name(a.dtype)}: dtypes must be equal")
+        if t.is_neg():
+            raise ValueError(f"{who} is a view that PyTorch negates lazily; pass {who}.resolve_neg()")
     target = devices.target(a.device)
     if target != "sm_90a":
         raise devices.UnsupportedDevice(
@@ -128,7 +133,7 @@ def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Ten
                 "(pad with zeros, or use swiglu(..., kernel='torch') or torch.matmul)"
             )
     shape = (*a.shape[:-1], n)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
+    if _differentiates(*tensors.values()):
         raise ValueError(
             "an input requires grad and this kernel has no backward: call it under torch.no_grad(), or use "
             "swiglu(..., kernel='torch')"
@@ -208,21 +213,27 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 # ---- dispatch --------------------------------------------------------------------------------------------------------
 
 
-def _wants_torch(x: Any, w_gate: Any, w_up: Any) -> bool:
-    """What "auto" hands to PyTorch: few rows, and calls that need a gradient. Bad arguments go on to the checks."""
-    if not all(isinstance(t, torch.Tensor) and t.device.type == DEVICE and t.dim() >= 2 for t in (x, w_gate, w_up)):
-        return False
-    if torch.is_grad_enabled() and (x.requires_grad or w_gate.requires_grad or w_up.requires_grad):
-        return True
-    rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
-    return x.shape[-1] == w_gate.shape[-1] == w_up.shape[-1] and not prefers_fused(rows, w_gate.shape[0], x.shape[-1])
+def _differentiates(*tensors: Any) -> bool:
+    """Whether autograd, in either direction, follows one of these: what "auto" hands to PyTorch."""
+    found = [t for t in tensors if isinstance(t, torch.Tensor)]
+    return (torch.is_grad_enabled() and any(t.requires_grad for t in found)) or any(map(_has_tangent, found))
+
+
+def _has_tangent(t: torch.Tensor) -> bool:
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None
 
 
 def _torch_swiglu(x, w_gate, w_up, out):
-    """PyTorch's own; `out` obeys the rules of the fused kernel, so that what "auto" picks does not decide what is an error."""
+    """PyTorch's own kernels, any strides and sizes; `out` obeys the rules of the fused kernel."""
+    tensors = {"x": x, "w_gate": w_gate, "w_up": w_up, **({} if out is None else {"out": out})}
+    for who, t in tensors.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{who} is a {type(t).__name__}, must be a torch.Tensor")
+        if t.dim() != 2 if who in ("w_gate", "w_up") else t.dim() < 1:
+            raise ValueError(
+                f"{who} has shape {tuple(t.shape)}, must be {'(N, K)' if who.startswith('w') else '(..., K)'}"
+            )
     if out is not None:
-        if not isinstance(out, torch.Tensor):
-            raise TypeError(f"out is a {type(out).__name__}, must be a torch.Tensor")
         if out.dtype != x.dtype:
             raise TypeError(f"out is {dtype_name(out.dtype)}, x is {dtype_name(x.dtype)}: dtypes must be equal")
         if out.device != x.device:

@@ -180,10 +180,16 @@ def build(
         began = time.perf_counter()
         try:
             function = cute.compile(host, *args, options=flags)
+            ptx, cubin = function.__ptx__, function.__cubin__
         except Exception as why:
             raise CompileError(f"{name} for {arch}: {_first_line(why)}") from why
         seconds = time.perf_counter() - began
-        ptx, cubin = function.__ptx__, function.__cubin__
+        if not ptx or not cubin:
+            raise CompileError(
+                f"{name} for {arch}: the DSL kept no PTX or cubin; is another thread compiling past cute_kernels?"
+            )
+        if f".target {arch}" not in ptx:
+            raise CompileError(f"{name} for {arch}: the PTX is for another target; options must not name one")
     _counter[arch] += 1
     return Compiled(name, arch, ptx, cubin, seconds, _dynamic_smem(str(function.ir_module)), function)
 

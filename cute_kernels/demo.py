@@ -68,7 +68,9 @@ def dry(why: str) -> int:
         print("nothing is recorded yet (notebooks/measured)")
         return 0
     stamp = record["stamp"]
-    print(f"recorded on {stamp['gpu']}, {stamp['date']}, torch {stamp['torch']} (microseconds):")
+    word = {e.name: e.status for e in evidence.of_bench()}["swiglu_stacked (bench)"]
+    note = "" if word == "current" else f"; {word.upper()}: of other code than today's"
+    print(f"recorded on {stamp['gpu']}, {stamp['date']}, torch {stamp['torch']}{note} (microseconds):")
     for row in record["kernels"]["swiglu_stacked"]["rows"]:
         if row["model"] in MODELS and row["M"] in ROWS:
             cells = "   ".join(f"{name} {us:.1f}" for name, us in row["us"].items())

@@ -203,12 +203,9 @@ def report(without: tuple[str, ...] = ()) -> list[Check]:
         try:
             result = check()
         except Exception as why:
-            result = Check(
-                check.__name__,
-                False,
-                f"{type(why).__name__}: {str(why).strip().splitlines()[0][:200]}",
-                _require.INSTALL,
-            )
+            text = f"{type(why).__name__}: {str(why).strip().splitlines()[0][:300]}"
+            mend = "" if type(why).__name__ == "RecordError" else _require.INSTALL  # its text says what to do
+            result = Check(check.__name__, False, text, mend)
         found.extend(result if isinstance(result, list) else [result])
     return found
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import records
+from ._require import DSL_VERSION
 
 PACKAGE = Path(__file__).resolve().parent
 NOTEBOOKS = records.ROOT / "notebooks"
@@ -26,7 +27,10 @@ KERNEL_ROOMS = ("hopper", "blackwell")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is recorded of one kernel or notebook. status: "current", "stale" or "missing" (never recorded)."""
+    """What is recorded of one kernel or notebook.
+
+    status: "current", "stale" (of other code, or of another CuTe DSL), "failed" (it lists failures), "missing".
+    """
 
     name: str
     gpu: str
@@ -53,8 +57,11 @@ def code_only(source: str) -> str:
             continue
         first = body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-            for row in range(first.lineno - 1, first.end_lineno):
-                lines[row] = ""
+            for row in range(first.lineno - 1, first.end_lineno):  # what shares a line with it stays
+                begin = first.col_offset if row == first.lineno - 1 else 0
+                end = first.end_col_offset if row == first.end_lineno - 1 else len(lines[row].encode())
+                raw = lines[row].encode()
+                lines[row] = (raw[:begin] + raw[end:]).decode()
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
@@ -136,14 +143,18 @@ def of_kernel(spec: Any, gpu: str = records.REFERENCE_GPU) -> Evidence:
     entry = ((records.load("validation", gpu) or {}).get("kernels") or {}).get(spec.name)
     if not entry:
         return Evidence(spec.name, gpu, "", 0, None, "missing")
-    current = entry["digest"] == kernel_digest(spec.module)
+    status = "current" if entry["digest"] == kernel_digest(spec.module) else "stale"
+    if entry["stamp"]["cutlass_dsl"] != DSL_VERSION:
+        status = "stale"
+    if entry["failures"]:
+        status = "failed"
     return Evidence(
         spec.name,
         entry["stamp"]["gpu"],
         entry["stamp"]["date"],
         entry["cases"],
         entry["worst_error"],
-        "current" if current else "stale",
+        status,
     )
 
 
@@ -154,7 +165,7 @@ def of_notebook(file: Path) -> Evidence:
     ran = [c for c in notebook["cells"] if c["cell_type"] == "code" and c.get("outputs")]
     if not mark or not ran:
         return Evidence(file.name, "", "", 0, None, "missing")
-    current = mark["digest"] == notebook_digest(notebook)
+    current = mark["digest"] == notebook_digest(notebook) and mark["cutlass_dsl"] == DSL_VERSION
     return Evidence(file.name, mark["gpu"], mark["date"], len(ran), None, "current" if current else "stale")
 
 
@@ -169,8 +180,9 @@ def of_bench(gpu: str = records.REFERENCE_GPU) -> list[Evidence]:
         if not entry:
             found.append(Evidence(f"{spec.name} (bench)", gpu, "", 0, None, "missing"))
             continue
-        status = "current" if entry["digest"] == bench_digest(spec.module) else "stale"
         stamp = record["stamp"]
+        same = entry["digest"] == bench_digest(spec.module) and stamp["cutlass_dsl"] == DSL_VERSION
+        status = "current" if same else "stale"
         found.append(Evidence(f"{spec.name} (bench)", stamp["gpu"], stamp["date"], len(entry["rows"]), None, status))
     return found
 
@@ -188,7 +200,11 @@ def table() -> list[Evidence]:
 
 def main() -> int:
     """Print the table; 1 when anything is stale or missing."""
-    rows = table()
+    try:
+        rows = table()
+    except records.RecordError as why:
+        print(why)
+        return 1
     print(f"{'what':<34} {'GPU':<14} {'date':<11} {'cases':>6} {'worst error':>12}  status")
     for e in rows:
         worst = "" if e.worst_error is None else f"{e.worst_error:.5f}"

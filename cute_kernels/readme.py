@@ -79,10 +79,10 @@ def gemm_table() -> str:
 
 
 def evidence_table() -> str:
-    lines = ["| what | GPU | date | cases | worst relative error |", "|---|---|---|---|---|"]
+    lines = ["| what | GPU | date | cases | worst relative error | of this code |", "|---|---|---|---|---|---|"]
     for e in evidence.table():
         worst = "" if e.worst_error is None else f"{e.worst_error:.5f}"
-        lines.append(f"| {e.name} | {e.gpu} | {e.date} | {e.cases or ''} | {worst} |")
+        lines.append(f"| {e.name} | {e.gpu} | {e.date} | {e.cases or ''} | {worst} | {e.status} |")
     return "\n".join(lines) + "\n"
 
 

@@ -13,6 +13,11 @@ import platform
 from pathlib import Path
 from typing import Any
 
+
+class RecordError(RuntimeError):
+    """A record that cannot be read; the message names the file."""
+
+
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "notebooks" / "measured"
 REFERENCE_GPU = "h200"  # whose records are shown where there is no GPU
@@ -41,7 +46,12 @@ def path(name: str, gpu: str | None = None) -> Path:
 def load(name: str, gpu: str = REFERENCE_GPU) -> dict[str, Any] | None:
     """The record `name` of the reference GPU (or of another folder), None when there is none."""
     file = path(name, gpu)
-    return json.loads(file.read_text()) if file.is_file() else None
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_text())
+    except ValueError as why:
+        raise RecordError(f"{file} is no JSON ({why}); restore it with git checkout, or record it again") from None
 
 
 def save(name: str, record: dict[str, Any]) -> Path:

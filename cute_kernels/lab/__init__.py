@@ -6,6 +6,7 @@ import importlib
 
 import torch
 
+from .._target import use
 from . import style
 
 MODULES = ("bench", "check", "child", "draw", "exercises", "show")
@@ -25,6 +26,8 @@ def start(number: str, title: str) -> None:
     from ..records import REFERENCE_GPU
 
     style.apply()
+    if not HAS_GPU:
+        use("sm_90a")  # layouts are probed on the host, for Hopper whatever is here
     if HAS_GPU:
         where = f"running on {torch.cuda.get_device_name()}; figures below are measured here and now"
     elif torch.cuda.is_available():

@@ -242,3 +242,38 @@ def test_warmup_without_a_gpu():
     if not torch.cuda.is_available():
         with fails(ck.UnsupportedDevice, "no CUDA GPU"):
             ck.warmup(m=16, n=64, k=64)
+
+
+@pytest.mark.parametrize("m", [4, 64])
+def test_few_rows_change_no_rule(launches, m):
+    """With few rows of large weights "auto" runs PyTorch, which would take anything; what is an error must not depend on M."""
+    n, k = 8192, 8192
+    w = torch.empty(n, k, dtype=BF16)
+    x = cuda(m, k)
+    with fails(ValueError, "N is 8190"):
+        ck.swiglu(x, w[:8190], w[:8190])
+    with fails(ValueError, "last dimension must be contiguous"):
+        ck.swiglu(x, w.T, w.T)
+    with fails(ValueError, "last dimension must be contiguous"):
+        ck.swiglu(x, w, w, out=cuda(n, m).T)
+    with fails(TypeError, "out is float32"):
+        ck.swiglu(x, w, w, out=cuda(m, n, dtype=torch.float32))
+
+
+def test_forward_mode_and_lazy_negation(launches):
+    x, g, u = mlp()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with fails(ValueError, "no backward"):
+            ck.gemm(dual, g)
+        assert torch.autograd.forward_ad.unpack_dual(ck.swiglu(dual, g, u)).tangent is not None and not launches
+    with fails(ValueError, "resolve_neg"):
+        ck.gemm(torch._neg_view(x), g)
+
+
+def test_torch_kernel_names_what_is_no_matrix():
+    x, g, u = mlp()
+    with fails(TypeError, "x is a NoneType"):
+        ck.swiglu(None, g, u, kernel="torch")
+    with fails(ValueError, "w_up has shape ()"):
+        ck.swiglu(x, g, torch.zeros((), dtype=BF16), kernel="torch")

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -191,3 +192,18 @@ def test_host_probes_build_wgmma_layouts_without_a_gpu(order, tmp_path):
     blind.pop("CUTE_DSL_ARCH", None)
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, env=blind)
     assert done.returncode == 0 and done.stdout.strip() == str(64 * 64), done.stderr[-500:]
+
+
+def test_options_do_not_change_the_target():
+    spec = ck.kernels()[0]
+    args = [*(ck.fake_matrix("bfloat16") for _ in range(3)), compiling.cutlass.Int32(1), ck.env_stream()]
+    host = spec.factory(spec.configs[-1], compiling.DTYPES["bfloat16"])
+    with pytest.raises(ck.CompileError):
+        ck.build(host, args, arch="sm_90a", options="--gpu-arch sm_100a")
+
+
+def test_a_compilation_without_artifacts_is_an_error(monkeypatch):
+    empty = SimpleNamespace(__ptx__=None, __cubin__=None)
+    monkeypatch.setattr(compiling.cute, "compile", lambda *a, **k: empty)
+    with pytest.raises(ck.CompileError, match="kept no PTX"):
+        ck.build(lambda: None, [])

@@ -6,6 +6,7 @@ import pytest
 
 import cute_kernels as ck
 from cute_kernels import evidence, records, registry
+from cute_kernels._require import DSL_VERSION
 
 
 def test_prose_does_not_count_code_does():
@@ -61,11 +62,28 @@ def measured(tmp_path, monkeypatch):
 def test_words(measured):
     spec = registry.get("gemm")
     assert spec.evidence.status == "missing"
-    entry = {"digest": "old", "stamp": {"gpu": "NVIDIA H200", "date": "2026-01-01"}, "cases": 3, "worst_error": 0.001}
+    stamp = {"gpu": "NVIDIA H200", "date": "2026-01-01", "cutlass_dsl": DSL_VERSION}
+    entry = {"digest": "old", "stamp": stamp, "cases": 3, "worst_error": 0.001, "failures": []}
     measured("validation", {"kernels": {"gemm": entry}})
     assert spec.evidence.status == "stale" and spec.evidence.cases == 3
-    measured("validation", {"kernels": {"gemm": {**entry, "digest": evidence.kernel_digest(spec.module)}}})
+    entry["digest"] = evidence.kernel_digest(spec.module)
+    measured("validation", {"kernels": {"gemm": entry}})
     assert spec.evidence.current and spec.evidence.gpu == "NVIDIA H200"
+    measured("validation", {"kernels": {"gemm": {**entry, "failures": ["128x128 wrong"]}}})
+    assert spec.evidence.status == "failed"
+    measured("validation", {"kernels": {"gemm": {**entry, "stamp": {**stamp, "cutlass_dsl": "4.0.0"}}}})
+    assert spec.evidence.status == "stale"
+
+
+def test_a_broken_record_is_named(measured, capsys):
+    (records.MEASURED / records.REFERENCE_GPU / "validation.json").write_text('{"kernels": {')
+    with pytest.raises(records.RecordError, match="validation.json is no JSON.*git checkout"):
+        records.load("validation")
+    assert evidence.main() == 1 and "validation.json is no JSON" in capsys.readouterr().out
+
+
+def test_code_beside_a_docstring_counts():
+    assert "return x + 1" in evidence.code_only('def f(x): "doc"; return x + 1\n')
 
 
 def notebook(code, **metadata):
@@ -78,7 +96,8 @@ def test_notebook_goes_stale_with_its_cells_and_its_parts(tmp_path, monkeypatch)
     file = tmp_path / "a.ipynb"
     file.write_text(json.dumps(notebook(code)))
     assert evidence.of_notebook(file).status == "missing"
-    mark = {"gpu": "NVIDIA H200", "date": "2026-01-01", "digest": evidence.notebook_digest(notebook(code))}
+    mark = {"gpu": "NVIDIA H200", "date": "2026-01-01", "cutlass_dsl": DSL_VERSION}
+    mark["digest"] = evidence.notebook_digest(notebook(code))
     file.write_text(json.dumps(notebook(code, cute_kernels=mark)))
     assert evidence.of_notebook(file).current
     file.write_text(json.dumps(notebook(code + "0", cute_kernels=mark)))

@@ -50,7 +50,7 @@ def edited(cells: list[str], old: str, new: str) -> list[str]:
     return [cell.replace(old, new) for cell in cells]
 
 
-def run_in_child(variants: list[list[str]]) -> list[dict]:
+def run_in_child(variants: list[list[str]], **variables: str) -> list[dict]:
     """Run each list of code cells in one fresh interpreter; for each the verdicts, printed text or the traceback."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("run_exercise.py"))],
@@ -58,7 +58,7 @@ def run_in_child(variants: list[list[str]]) -> list[dict]:
         capture_output=True,
         text=True,
         timeout=LIMIT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", **variables},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -320,7 +320,7 @@ def test_setmaxnreg_takes_from_a_pool():
 def test_gpu_outcomes_are_told(monkeypatch, finished, stdout, says):
     def run(source, seconds):
         assert "def simulated" in source and "harness.judge('02a', simulated)" in source
-        return SimpleNamespace(finished=finished, seconds=seconds, stdout=stdout, stderr="Traceback")
+        return SimpleNamespace(finished=finished, seconds=seconds, stdout=stdout, stderr="Traceback", returncode=1)
 
     monkeypatch.setattr(lab, "HAS_GPU", True)
     monkeypatch.setitem(sys.modules, "cute_kernels.lab.child", SimpleNamespace(run=run))
@@ -363,3 +363,20 @@ def test_the_child_prints_one_verdict(monkeypatch, capsys, exercise):
     monkeypatch.setattr(lab.check, "gemm", fails)
     harness.judge(exercise, simulated)
     assert json.loads(capsys.readouterr().out.removeprefix(harness.MARK))["wrong"] == "the N tail is wrong"
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_100a", ""])
+def test_another_target_is_not_the_learners_fault(arch):
+    """01a's and 02b's right answers stay right whatever CUTE_DSL_ARCH or the GPU of this machine names."""
+    for name in ("01a_accumulator_map", "02b_transposed_tails"):
+        (found,) = run_in_child([code_cells(FOLDER / "solutions" / f"{name}.ipynb")], CUTE_DSL_ARCH=arch)
+        assert found["error"] is None and [v["wrong"] for v in found["verdicts"]] == [None], found
+
+
+def test_a_crash_is_a_verdict():
+    """02b: a store far outside of the output ends the child process, not the learner's session."""
+    cells = code_cells(FOLDER / "solutions" / "02b_transposed_tails.ipynb")
+    holder = next(i for i, cell in enumerate(cells) if "out[column, row] =" in cell)
+    cells[holder] = cells[holder].replace("out[column, row] =", "out[column + (1 << 28), row] =")
+    (found,) = run_in_child([cells])
+    assert re.search("breaks off .signal 11.*far outside", found["verdicts"][0]["wrong"], re.S), found

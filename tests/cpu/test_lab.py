@@ -66,6 +66,27 @@ def test_clean_result_passes_and_nan_never_does():
     assert report.picture().axes
 
 
+def test_a_few_wrong_elements_in_a_large_result_do_not_pass():
+    """The norm hides them: what a race leaves."""
+    ref = torch.randn(2048, 2048)
+    out = ref.bfloat16().float()
+    assert check.compare(out, ref).ok()
+    out[500:516, 700:702] = 0
+    report = check.compare(out, ref)
+    assert report.rel < 0.004 and not report.ok() and report.far > 16
+
+
+def test_what_is_not_finite_must_agree():
+    nan, inf = torch.full((64, 64), math.nan), torch.full((64, 64), math.inf)
+    finite = torch.randn(64, 64)
+    for out, ref in ((finite, nan), (nan, inf), (inf, -inf), (nan, finite), (finite, inf)):
+        assert not check.compare(out, ref).ok()
+    assert check.compare(nan, nan).ok() and check.compare(inf, inf).ok()
+    for shape in ((0, 8), (8,), (2, 2, 2)):
+        with pytest.raises(check.CheckFailed, match="two matrices"):
+            check.compare(torch.zeros(shape), torch.zeros(shape))
+
+
 def test_without_a_gpu_nothing_is_claimed(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(records, "load", lambda name, gpu="h200": None)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..._target import targeting
 from . import regions
 
 __all__ = ["ExerciseFailed", "NotRun", "Verdict", "Wrong", "check", "checker", "examine"]
@@ -107,11 +108,12 @@ def examine(exercise: str, *answer: Any, **named: Any) -> Verdict:
     try:
         for value in values:
             _require_filled(value)
-        for finding in _find(exercise)(*answer, **named):
-            if isinstance(finding, NotRun):
-                verdict.not_run.append(finding.what)
-            else:
-                verdict.shown.append(finding)
+        with targeting():
+            for finding in _find(exercise)(*answer, **named):
+                if isinstance(finding, NotRun):
+                    verdict.not_run.append(finding.what)
+                else:
+                    verdict.shown.append(finding)
     except Wrong as why:
         verdict.wrong = str(why)
     except Exception as why:

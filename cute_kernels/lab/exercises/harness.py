@@ -227,20 +227,34 @@ def run_on_gpu(exercise: str, answer: Callable, hint: str) -> Iterator[Any]:
     if not HAS_GPU:
         yield NotRun("the numbers: running the kernel over odd shapes needs a Hopper GPU")
         return
+    verdict = in_child("harness.judge", exercise, answer, "On the GPU", hint)
+    yield f"{verdict['shapes']} shapes on {verdict['gpu']}: worst relative error {verdict['worst']:.2g}"
+
+
+def in_child(judge: str, exercise: str, answer: Callable, where: str, hint: str) -> dict[str, Any]:
+    """What the judge ("module.function" of this package, called with exercise and answer) tells in a child process, which may
+    hang or crash: the dict that it handed to `tell`. Raises Wrong for its "wrong", a hang or a crash."""
     from .. import child
 
     cell = "".join(linecache.getlines(file_of(answer)))
-    tail = f"from cute_kernels.lab.exercises import harness\nharness.judge({exercise!r}, {answer.__name__})\n"
+    module = judge.partition(".")[0]
+    tail = f"from cute_kernels.lab.exercises import {module}\n{judge}({exercise!r}, {answer.__name__})\n"
     outcome = child.run(f"{cell}\n{tail}", SECONDS)
     if not outcome.finished:
-        raise Wrong(f"On the GPU the kernel hangs: no result after {SECONDS} s. {hint}")
+        raise Wrong(f"{where} it hangs: no result after {SECONDS} s. {hint}")
     told = [line[len(MARK) :] for line in outcome.stdout.splitlines() if line.startswith(MARK)]
     if not told:
-        raise Wrong(f"On the GPU the run breaks off:\n{outcome.stderr.strip()[-600:]}")
+        crash = f" (signal {-outcome.returncode}). {hint}" if outcome.returncode < 0 else ":"
+        raise Wrong(f"{where} the run breaks off{crash}\n{outcome.stderr.strip()[-600:]}".strip())
     verdict = json.loads(told[-1])
     if verdict["wrong"]:
-        raise Wrong(f"On the GPU: {verdict['wrong']}")
-    yield f"{verdict['shapes']} shapes on {verdict['gpu']}: worst relative error {verdict['worst']:.2g}"
+        raise Wrong(f"{where}: {verdict['wrong']}" if where else verdict["wrong"])
+    return verdict
+
+
+def tell(verdict: dict[str, Any]) -> None:
+    """In the child process: hand the verdict to `in_child`."""
+    print(MARK + json.dumps(verdict))
 
 
 #: The harness of each exercise that has a kernel.
@@ -268,4 +282,4 @@ def judge(exercise: str, answer: Callable) -> None:
         verdict.update(shapes=len(table), worst=float(table["relative error"].max()))
     except check.CheckFailed as why:
         verdict["wrong"] = str(why)
-    print(MARK + json.dumps(verdict))
+    tell(verdict)

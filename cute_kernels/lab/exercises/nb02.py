@@ -10,6 +10,7 @@ import torch
 from cutlass import Int32
 from cutlass.cute.runtime import from_dlpack
 
+from ..._target import targeting
 from ...hopper import tiles
 from . import Wrong, checker, harness
 from .simulator import SCHEDULES, Barrier, Fault, Simulator, as_python
@@ -120,11 +121,11 @@ def _explain_one_stage(fault: Fault, simulator: Simulator, k_tiles: int) -> str:
 @checker("02b")
 def tails(store_tile):
     """The predicated, transposing epilogue: run on the CPU for all threads of several tiles, guard elements around."""
-    shapes = ((128, 128), (256, 384), (200, 136), (1, 8), (129, 128), (128, 136), (255, 264), (127, 120))
-    for shape, results in zip(shapes, _store_on_cpu(store_tile, shapes), strict=True):
-        _explain_tails(*shape, *results)
+    harness.in_child(
+        "nb02.judge_tails", "02b", store_tile, "On the CPU", "The usual cause: a store far outside of the output."
+    )
     yield (
-        f"executed on the CPU for all 128 threads of every tile of {len(shapes)} shapes: each element in its place, "
+        f"executed on the CPU for all 128 threads of every tile of {len(TAILS)} shapes: each element in its place, "
         "nothing around the output touched"
     )
     compiled = harness.compile_(harness.GEMMS["02b"](store_tile), "02b")
@@ -136,6 +137,21 @@ def tails(store_tile):
     yield from harness.run_on_gpu(
         "02b", store_tile, "An epilogue has nothing to wait for: look for a loop without end."
     )
+
+
+TAILS = ((128, 128), (256, 384), (200, 136), (1, 8), (129, 128), (128, 136), (255, 264), (127, 120))
+
+
+def judge_tails(exercise: str, store_tile) -> None:
+    """In a child process, for a wrong store can end it: the epilogue on the CPU, over all shapes."""
+    wrong = None
+    try:
+        with targeting():
+            for shape, results in zip(TAILS, _store_on_cpu(store_tile, TAILS), strict=True):
+                _explain_tails(*shape, *results)
+    except Wrong as why:
+        wrong = str(why)
+    harness.tell({"wrong": wrong})
 
 
 GUARD = 136  # elements around the output: more than a tile, so that a store beyond it lands in them
@@ -183,6 +199,10 @@ def _compile_for_cpu(on_host, values, out):
     except Wrong:
         raise
     except Exception as why:
+        if "Symbols not found" in str(why):
+            raise Wrong(
+                "It does not run on the CPU, where out holds fp32: convert with .to(out.element_type), not to a fixed dtype."
+            ) from None
         text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(why)).split())
         raise Wrong(f"It does not compile. {type(why).__name__}: {text[:500]}") from None
 

@@ -114,17 +114,16 @@ def _explain_ring(fault: Fault, position, stages: int, k_tiles: int) -> str:
 def release(main_loop):
     """The consumer's side of the ring: which WGMMA groups may run on, and which stage is then handed back."""
     longest, depths = 13, (2, 3, 4, 6)
-    most = 0
     gemm = harness.GEMMS["03b"](main_loop)
     for stages in depths:
         for k_tiles in (1, 2, 3, stages, stages + 1, longest):
             for schedule in SCHEDULES:
-                most = max(most, _simulate_release(main_loop, gemm.boxes, stages, k_tiles, schedule))
-    if most < 2:
-        raise Wrong(
-            "Right, but no WGMMA group stays in flight: the tensor cores idle while the next k-tile is waited for. "
-            "Let the newest group run and wait only for the one before it."
-        )
+                drained = _simulate_release(main_loop, gemm.boxes, stages, k_tiles, schedule)
+                if drained:
+                    raise Wrong(
+                        f"Right, but no WGMMA group stays in flight: when k-tile {drained[0]} is issued, the one before is done, "
+                        "and the tensor cores idle. Let the newest group run and wait only for the one before it."
+                    )
     yield (
         f"rings of {', '.join(map(str, depths))} stages, up to {longest} k-tiles, {len(SCHEDULES)} hostile "
         "schedules: no stage is refilled "
@@ -145,7 +144,8 @@ def release(main_loop):
     yield from harness.run_on_gpu("03b", main_loop, "The usual cause: a stage that some warp never releases.")
 
 
-def _simulate_release(main_loop, boxes, stages, k_tiles, schedule) -> int:
+def _simulate_release(main_loop, boxes, stages, k_tiles, schedule) -> list[int]:
+    """The k-tiles that were issued with nothing in flight; raises Wrong."""
     simulator = Simulator(schedule, stages, {"A": boxes["a"], "B": boxes["b"]})
     ring = Ring(simulator, WARPS)
 
@@ -162,7 +162,7 @@ def _simulate_release(main_loop, boxes, stages, k_tiles, schedule) -> int:
         raise Wrong(_explain_release(fault, stages, k_tiles)) from None
     if missed := simulator.k_tiles_missed(range(WARPS), k_tiles):
         raise Wrong(f"{missed[0].upper()}{missed[1:]}.")
-    return simulator.most_in_flight
+    return simulator.drained
 
 
 def _explain_release(fault: Fault, stages: int, k_tiles: int) -> str:

@@ -38,6 +38,8 @@ def counts(empty_arrivals, register_budget):
 
 def _check_arrivals(empty_arrivals, groups: int, along_m: int, along_n: int) -> None:
     got = empty_arrivals(groups, along_m, along_n)
+    if not isinstance(got, int) or isinstance(got, bool):
+        raise Wrong(f"empty_arrivals returns {got!r}: a barrier counts whole arrivals, an int.")
     ctas = [(m, n) for m in range(along_m) for n in range(along_n)]
     # CTA (0, 0) multicasts A to its row of the cluster and B to its column; all that receive from it must tell it.
     receivers = [cta for cta in ctas if cta[0] == 0 or cta[1] == 0]
@@ -45,8 +47,6 @@ def _check_arrivals(empty_arrivals, groups: int, along_m: int, along_n: int) -> 
     if got == want:
         return
     setting = f"{groups} consumer warp group{'s' * (groups > 1)}, cluster {along_m} x {along_n}: you say {got!r}, "
-    if not isinstance(got, int):
-        raise Wrong(f"{setting}which is no integer.")
     if got == want * 32:
         why = "as if each thread arrived. In `consumer_release` one thread of a warp does, for the whole warp."
     elif got * 4 == want:
@@ -159,9 +159,13 @@ def _simulate_roles(split_roles, boxes, k_tiles, schedule, stages=4) -> None:
         simulator.load("A", k, stage, barrier)
         simulator.load("B", k, stage, barrier)
 
+    early: set[int] = set()  # warps that consume before they have their registers
+
     def consume():
         if simulator.current.index < 4:
             raise Fault("roles", f"warp {simulator.current.index} consumes")
+        if simulator.current.index not in {warp for warp, _, increase in simulator.register_calls if increase}:
+            early.add(simulator.current.index)
         state = State(stages, 0)
         for k in range(k_tiles):
             ring.consumer_wait(state)
@@ -182,6 +186,11 @@ def _simulate_roles(split_roles, boxes, k_tiles, schedule, stages=4) -> None:
         raise Wrong(
             f"setmaxnreg is not executed by warps {sorted(set(range(12)) - called)}: every warp of a warp group "
             "must execute it."
+        )
+    if early:
+        raise Wrong(
+            "consume() is called before setmaxregister_increase: its 128 accumulators a thread need the registers from the "
+            "first WGMMA on."
         )
 
 

@@ -133,7 +133,7 @@ class Simulator:
         self.in_flight: list[Callable[[], None]] = []
         self.sync_generation, self.sync_count = 0, 0
         self.launch_registers, self.free_registers = launch_registers, 0
-        self.most_in_flight = 0
+        self.drained: list[int] = []  # k-tiles that were issued when nothing was in flight any more
         self.expected_bytes: list[int] = []
         self.register_calls: list[tuple[int, int, bool]] = []
 
@@ -208,13 +208,28 @@ class Simulator:
 
     # What a warp can do
 
+    def together(self, what: str) -> None:
+        """`what` is done by a whole warp: inside elect_one, one thread would do it and the others go past."""
+        if self.current.elected:
+            raise Wrong(
+                f"{what} stands inside elect_one(): one thread would do it alone. It is the whole warp's: what must happen once "
+                "chooses its thread itself, what waits must hold back every thread. Only an arrive belongs there."
+            )
+
     def arrive(self, barrier: Barrier, expect: int = 0, once: bool = False) -> None:
         self.pause()
         if expect:
             self.expected_bytes.append(expect)
         barrier.arrive(1 if once or self.current.elected else 32, expect)
 
+    def expect(self, barrier: Barrier, count: int) -> None:
+        """Announce bytes without arriving."""
+        self.pause()
+        self.expected_bytes.append(count)
+        barrier.bytes += count * (1 if self.current.elected else 32)
+
     def wait(self, barrier: Barrier, parity: int) -> None:
+        self.together("A wait for a barrier")
         parity, warp = int(parity), self.current
         self.pause()
         if not barrier.passed(parity):
@@ -225,6 +240,7 @@ class Simulator:
 
     def load(self, operand: str, k: int, stage: int, barrier: Barrier) -> None:
         """A TMA load of k-tile `k` into a stage; its bytes go to the barrier when they have landed."""
+        self.together("A TMA load")
         self.pause()
         k, stage = int(k), int(stage)
         for warp in self.warps:
@@ -249,6 +265,7 @@ class Simulator:
 
     def multiply(self, k: int, stage: int) -> None:
         """Issue and commit one WGMMA group that reads a stage and should find k-tile `k` there."""
+        self.together("A WGMMA")
         self.pause()
         warp, k, stage = self.current, int(k), int(stage)
         for operand, found in self.smem[stage].items():
@@ -267,16 +284,19 @@ class Simulator:
             if found != k:
                 text = f"warp {warp.index} multiplies k-tile {k}, but stage {stage} holds {operand} of k-tile {found}"
                 raise Fault("stale", text, k, found)
+        if warp.multiplied and not warp.groups:
+            self.drained.append(k)
         warp.multiplied.append(k)
         warp.groups.append((stage, k))
-        self.most_in_flight = max(self.most_in_flight, len(warp.groups))
 
     def wait_group(self, left: int) -> None:
+        self.together("wait_group")
         self.pause()
         groups = self.current.groups
         del groups[: max(0, len(groups) - int(left))]
 
     def sync_threads(self) -> None:
+        self.together("sync_threads")
         self.pause()
         generation = self.sync_generation
         self.sync_count += 1
@@ -295,6 +315,7 @@ class Simulator:
 
     def set_registers(self, count: int, increase: bool) -> None:
         """setmaxnreg of one warp: a decrease feeds the CTA's pool, an increase waits until the pool has enough."""
+        self.together("setmaxnreg")
         self.register_calls.append((self.current.index, int(count), increase))
         change = (int(count) - self.launch_registers) * 32
         if count % 8 or not 24 <= count <= 256:
@@ -370,6 +391,7 @@ class Ring:
         self.simulator.wait(self.full[state.index], state.phase)
 
     def consumer_release(self, state: State) -> None:
+        self.simulator.together("consumer_release")
         self.simulator.arrive(self.empty[state.index], once=True)
 
 
@@ -401,10 +423,11 @@ def as_python(function: Callable, simulator: Simulator) -> Callable:
         "cute.arch",
         mbarrier_arrive_and_expect_tx=expect,
         mbarrier_arrive=lambda barrier, **_: simulator.arrive(barrier),
+        mbarrier_expect_tx=lambda barrier, count, **_: simulator.expect(barrier, int(count)),
         mbarrier_wait=lambda barrier, phase, **_: simulator.wait(barrier, phase),
         elect_one=simulator.elect_one,
         sync_threads=simulator.sync_threads,
-        barrier=simulator.sync_threads,
+        barrier=lambda **_: simulator.sync_threads(),
         setmaxregister_decrease=lambda count: simulator.set_registers(count, increase=False),
         setmaxregister_increase=lambda count: simulator.set_registers(count, increase=True),
     )

@@ -18,6 +18,12 @@ WRONG = {
         ),
         ("wait_group(1)", "wait_group(2)", "You release a stage before the WGMMA that reads it has finished"),
         ("wait_group(1)", "wait_group(0)", "no WGMMA group stays in flight"),
+        ("wait_group(1)", "wait_group(0 if k % 2 else 1)", "when k-tile 2 is issued, the one before is done"),
+        (
+            "            ring.consumer_release(done)\n",
+            "            with cute.arch.elect_one():\n                ring.consumer_release(done)\n",
+            "inside elect_one",
+        ),
         (
             "        warpgroup.wait_group(1)\n        if k > 0:\n            ring.consumer_release(done)\n         "
             "   done.advance()\n",
