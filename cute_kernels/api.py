@@ -61,7 +61,7 @@ def swiglu(
         return _torch_swiglu(x, w_gate, w_up, out)
     rows, out2d, result = _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
     if kernel == "auto" and config is None and not prefers_fused(rows.shape[0], w_gate.shape[0], rows.shape[1]):
-        return _torch_swiglu(x, w_gate, w_up, result)
+        return _torch_swiglu(x, w_gate, w_up, out)
     if rows.shape[0] and w_gate.shape[0]:
         _launch("swiglu_stacked", rows, (w_gate, w_up), out2d, config)
     return result

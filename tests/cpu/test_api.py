@@ -277,3 +277,11 @@ def test_torch_kernel_names_what_is_no_matrix():
         ck.swiglu(None, g, u, kernel="torch")
     with fails(ValueError, "w_up has shape ()"):
         ck.swiglu(x, g, torch.zeros((), dtype=BF16), kernel="torch")
+
+
+def test_the_way_to_pytorch_adds_no_copy(launches, monkeypatch):
+    seen = []
+    monkeypatch.setattr(api, "_torch_swiglu", lambda *args: seen.append(args))
+    x, w = cuda(4, 8192), torch.empty(8192, 8192, dtype=BF16)
+    ck.swiglu(x, w, w)
+    assert seen == [(x, w, w, None)] and not launches
