@@ -78,7 +78,9 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.command in ("bench", "validate", "execute"):
         import torch
 
-        if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+        from .lab import HAS_GPU
+
+        if torch.cuda.is_available() and not HAS_GPU:
             parser.error(f"{args.command} needs a Hopper GPU, this is {torch.cuda.get_device_name()}")
 
 

@@ -13,10 +13,10 @@ DEFAULT = "sm_90a"
 def default_target() -> None:
     """Make sm_90a the default on a machine without a GPU, unless CUTE_DSL_ARCH says otherwise. `build` names its own."""
     if not torch.cuda.is_available() and not os.environ.get("CUTE_DSL_ARCH"):
-        use(DEFAULT)
+        use()
 
 
-def use(arch: str) -> None:
+def use(arch: str = DEFAULT) -> None:
     """Make `arch` what CuTe DSL takes for everything that names no target."""
     os.environ["CUTE_DSL_ARCH"] = arch
     if "cutlass" in sys.modules:  # imported already: it has read the environment

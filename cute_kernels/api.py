@@ -58,6 +58,7 @@ def swiglu(
     if kernel == "torch" and config is not None:
         raise ValueError("config is given, but kernel='torch' has none")
     if kernel == "torch" or (kernel == "auto" and config is None and _differentiates(x, w_gate, w_up)):
+        _check_torch(x, w_gate, w_up, out)
         return _torch_swiglu(x, w_gate, w_up, out)
     rows, out2d, result = _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
     if kernel == "auto" and config is None and not prefers_fused(rows.shape[0], w_gate.shape[0], rows.shape[1]):
@@ -76,10 +77,9 @@ def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype
     if kernel not in ("gemm", "swiglu"):
         raise ValueError(f"kernel is {kernel!r}, allowed: 'gemm', 'swiglu'")
     spec = registry.get("gemm" if kernel == "gemm" else "swiglu_stacked")
-    target = devices.target("cuda" if device is None else device)
-    if target != "sm_90a":
-        raise devices.UnsupportedDevice(f"these kernels are written for sm_90a (Hopper), the device is {target}")
-    device = torch.device("cuda", devices.index_of("cuda" if device is None else device))
+    device = "cuda" if device is None else device
+    _check_device(device)
+    device = torch.device("cuda", devices.index_of(device))
     config = chosen(spec.name, m, n, k, device)
     a, *b = (torch.zeros(8, 8, dtype=dtype, device=device) for _ in range(spec.b_parts + 1))
     _launch(spec.name, a, tuple(b), torch.empty_like(a), config)
@@ -91,36 +91,26 @@ def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype
 def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Tensor | None, name: str):
     """Checked (2-D a, 2-D out, result in the caller's shape)."""
     tensors = {name: a, **weights, **({} if out is None else {"out": out})}
-    for who, t in tensors.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{who} is a {type(t).__name__}, must be a torch.Tensor")
+    _check_types(tensors)
     for who, t in tensors.items():
         if t.device.type != DEVICE:
             raise ValueError(
                 f"{who} is on {t.device}, must be on a CUDA device (Hopper, capability 9.0); elsewhere run "
                 + ("torch.matmul(a, b.T)" if name == "a" else "swiglu(..., kernel='torch')")
             )
-        if t.device != a.device:
-            raise ValueError(f"{who} is on {t.device}, {name} is on {a.device}: all tensors must be on one device")
+        _check_same_device(who, t, name, a)
         if t.dtype not in DTYPES:
             raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16 or float16")
-        if t.dtype != a.dtype:
-            raise TypeError(f"{who} is {dtype_name(t.dtype)}, {name} is {dtype_name(a.dtype)}: dtypes must be equal")
+        _check_dtype(who, t, name, a)
         if t.is_neg():
             raise ValueError(f"{who} is a view that PyTorch negates lazily; pass {who}.resolve_neg()")
-    target = devices.target(a.device)
-    if target != "sm_90a":
-        raise devices.UnsupportedDevice(
-            f"{a.device} compiles for {target}; these kernels are written for sm_90a (Hopper, capability 9.0). "
-            "swiglu(..., kernel='torch') runs everywhere"
-        )
+    _check_device(a.device)
     if a.dim() < 2:
         raise ValueError(f"{name} has shape {tuple(a.shape)}, must be (..., K) with at least 2 dimensions")
     k = a.shape[-1]
     n = next(iter(weights.values())).shape[0] if next(iter(weights.values())).dim() else 0
     for who, w in weights.items():
-        if w.dim() != 2:
-            raise ValueError(f"{who} has shape {tuple(w.shape)}, must be (N, K)")
+        _check_weight(who, w)
         if w.shape[1] != k:
             hint = f"; {who}.T would fit: weights are (N, K) as in nn.Linear" if w.shape[0] == k else ""
             raise ValueError(f"{who} has K = {w.shape[1]} columns, {name} has K = {k}{hint}")
@@ -139,8 +129,7 @@ def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Ten
             "swiglu(..., kernel='torch')"
         )
     result = torch.empty(shape, dtype=a.dtype, device=a.device) if out is None else out
-    if result.shape != shape:
-        raise ValueError(f"out has shape {tuple(result.shape)}, must be {shape}")
+    _check_shape(result, shape)
     if not k:
         return a.new_empty(0, 0), result.zero_(), result
     if result.numel() == 0:
@@ -151,9 +140,49 @@ def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Ten
     out2d = result if out is None and a.dim() == 2 else _rows("out", result)
     if out is not None:
         for who, t in ((name, rows), *weights.items()):
-            if _overlap(out2d, t):
-                raise ValueError(f"out overlaps {who} in memory: the kernel would read what it has written")
+            _check_apart(out2d, who, t)
     return rows, out2d, result
+
+
+def _check_types(tensors: dict[str, Any]) -> None:
+    for who, t in tensors.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{who} is a {type(t).__name__}, must be a torch.Tensor")
+
+
+def _check_same_device(who: str, t: torch.Tensor, name: str, a: torch.Tensor) -> None:
+    if t.device != a.device:
+        raise ValueError(f"{who} is on {t.device}, {name} is on {a.device}: all tensors must be on one device")
+
+
+def _check_dtype(who: str, t: torch.Tensor, name: str, a: torch.Tensor) -> None:
+    if t.dtype != a.dtype:
+        raise TypeError(f"{who} is {dtype_name(t.dtype)}, {name} is {dtype_name(a.dtype)}: dtypes must be equal")
+
+
+def _check_weight(who: str, w: torch.Tensor) -> None:
+    if w.dim() != 2:
+        raise ValueError(f"{who} has shape {tuple(w.shape)}, must be (N, K)")
+
+
+def _check_shape(out: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if out.shape != shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}, must be {tuple(shape)}")
+
+
+def _check_apart(out: torch.Tensor, who: str, t: torch.Tensor) -> None:
+    if _overlap(out, t):
+        raise ValueError(f"out overlaps {who} in memory: the kernel would read what it has written")
+
+
+def _check_device(device: Any) -> None:
+    """Raises UnsupportedDevice for what is no Hopper GPU."""
+    target = devices.target(device)
+    if target != "sm_90a":
+        raise devices.UnsupportedDevice(
+            f"{device} compiles for {target}; these kernels are written for sm_90a (Hopper, capability 9.0). "
+            "swiglu(..., kernel='torch') runs everywhere"
+        )
 
 
 def _rows(who: str, t: torch.Tensor) -> torch.Tensor:
@@ -194,20 +223,23 @@ def _check_rows(who: str, t: torch.Tensor) -> None:
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two matrices of rows share an element; exact for equal pitches, by address range otherwise."""
+    """Whether two tensors share memory: exact for matrices of rows of equal pitch, by address range otherwise."""
+    if not a.numel() or not b.numel():
+        return False
+    a, b = (t.view(-1, t.shape[-1]) if t.dim() > 2 and t.is_contiguous() else t for t in (a, b))
 
     def span(t: torch.Tensor) -> tuple[int, int]:
-        start = t.data_ptr() // t.element_size()
-        return start, start + (t.shape[0] - 1) * t.stride(0) + t.shape[1]
+        last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
 
     (a0, a1), (b0, b1) = span(a), span(b)
     if a1 <= b0 or b1 <= a0:
         return False
-    pitch = a.stride(0)
-    if pitch != b.stride(0) or min(a.shape[0], b.shape[0]) < 2:
+    if not all(t.dim() == 2 and t.shape[0] > 1 and t.stride(1) == 1 and t.stride(0) >= t.shape[1] for t in (a, b)):
         return True
-    shift = (b0 - a0) % pitch  # first column of b, counted from a's
-    return shift < a.shape[1] or shift + b.shape[1] > pitch
+    pitch, other = (t.stride(0) * t.element_size() for t in (a, b))
+    shift = (b0 - a0) % pitch  # first byte of b's rows, counted from a's
+    return pitch != other or shift < a.shape[1] * a.element_size() or shift + b.shape[1] * b.element_size() > pitch
 
 
 # ---- dispatch --------------------------------------------------------------------------------------------------------
@@ -223,48 +255,29 @@ def _has_tangent(t: torch.Tensor) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None
 
 
-def _torch_swiglu(x, w_gate, w_up, out):
-    """PyTorch's own kernels, any strides and sizes; `out` obeys the rules of the fused kernel."""
-    tensors = {"x": x, "w_gate": w_gate, "w_up": w_up, **({} if out is None else {"out": out})}
+def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any) -> None:
+    """What PyTorch's kernels ask for: any strides, sizes and devices, but `out` obeys the rules of the fused kernel."""
+    weights = {"w_gate": w_gate, "w_up": w_up}
+    tensors = {"x": x, **weights, **({} if out is None else {"out": out})}
+    _check_types(tensors)
     for who, t in tensors.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{who} is a {type(t).__name__}, must be a torch.Tensor")
-        if t.dim() != 2 if who in ("w_gate", "w_up") else t.dim() < 1:
-            raise ValueError(
-                f"{who} has shape {tuple(t.shape)}, must be {'(N, K)' if who.startswith('w') else '(..., K)'}"
-            )
+        if who in weights:
+            _check_weight(who, t)
+        elif not t.dim():
+            raise ValueError(f"{who} has shape (), must be (..., K)")
     if out is not None:
-        if out.dtype != x.dtype:
-            raise TypeError(f"out is {dtype_name(out.dtype)}, x is {dtype_name(x.dtype)}: dtypes must be equal")
-        if out.device != x.device:
-            raise ValueError(f"out is on {out.device}, x is on {x.device}: all tensors must be on one device")
-        shape = (*x.shape[:-1], w_gate.shape[0])
-        if out.shape != shape:
-            raise ValueError(f"out has shape {tuple(out.shape)}, must be {tuple(shape)}")
-        for who, t in (("x", x), ("w_gate", w_gate), ("w_up", w_up)):
-            if _share_memory(out, t):
-                raise ValueError(f"out overlaps {who} in memory: a fused kernel would read what it has written")
+        _check_dtype("out", out, "x", x)
+        _check_same_device("out", out, "x", x)
+        _check_shape(out, (*x.shape[:-1], w_gate.shape[0]))
+        for who, t in (("x", x), *weights.items()):
+            _check_apart(out, who, t)
     if w_gate.shape != w_up.shape:
         raise ValueError(f"w_gate has shape {tuple(w_gate.shape)}, w_up has {tuple(w_up.shape)}: must be equal")
+
+
+def _torch_swiglu(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     y = F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)
     return y if out is None else out.copy_(y)
-
-
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of any strides share memory: exact for matrices of rows, by address range otherwise."""
-    if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    flat = [t.view(-1, t.shape[-1]) if t.dim() != 2 and t.is_contiguous() else t for t in (a, b)]
-    if all(t.dim() == 2 and t.stride(1) == 1 and t.stride(0) >= t.shape[1] for t in flat):
-        return _overlap(*flat)
-
-    def span(t: torch.Tensor) -> tuple[int, int]:
-        return t.data_ptr(), t.data_ptr() + t.element_size() * (
-            1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-        )
-
-    (a0, a1), (b0, b1) = span(a), span(b)
-    return a0 < b1 and b0 < a1
 
 
 _compiled: dict[tuple, tuple[Compiled, int]] = {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from . import _require
+from . import _require, records
 
 TORCH = (2, 11)
 PYTHON = ((3, 10), (3, 14))  # first that works, first that does not
@@ -204,7 +204,7 @@ def report(without: tuple[str, ...] = ()) -> list[Check]:
             result = check()
         except Exception as why:
             text = f"{type(why).__name__}: {str(why).strip().splitlines()[0][:300]}"
-            mend = "" if type(why).__name__ == "RecordError" else _require.INSTALL  # its text says what to do
+            mend = "" if isinstance(why, records.RecordError) else _require.INSTALL  # its text says what to do
             result = Check(check.__name__, False, text, mend)
         found.extend(result if isinstance(result, list) else [result])
     return found

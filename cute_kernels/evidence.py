@@ -58,9 +58,9 @@ def code_only(source: str) -> str:
         first = body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
             for row in range(first.lineno - 1, first.end_lineno):  # what shares a line with it stays
+                raw = lines[row].encode()  # ast counts columns in bytes
                 begin = first.col_offset if row == first.lineno - 1 else 0
-                end = first.end_col_offset if row == first.end_lineno - 1 else len(lines[row].encode())
-                raw = lines[row].encode()
+                end = first.end_col_offset if row == first.end_lineno - 1 else len(raw)
                 lines[row] = (raw[:begin] + raw[end:]).decode()
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
@@ -113,17 +113,24 @@ def digest(parts: list[str]) -> str:
 @functools.cache
 def kernel_digest(module: str) -> str:
     """Digest of what affects the kernel written in `module`."""
-    return digest([f"{name}\n{code_only(module_file(name).read_text())}" for name in closure(module)])
+    return digest([f"{name}\n{_code(name)}" for name in closure(module)])
 
 
-TIMED = ("hopper.choose", "benchmark", "lab.bench")  # what else decides a figure of bench.json
+def _code(module: str) -> str:
+    return code_only(module_file(module).read_text())
+
+
+TIMED = (
+    "cute_kernels.hopper.choose",
+    "cute_kernels.benchmark",
+    "cute_kernels.lab.bench",
+)  # what else decides a figure of bench.json
 
 
 @functools.cache
 def bench_digest(module: str) -> str:
     """Digest of what affects the recorded speed of the kernel written in `module`."""
-    files = (PACKAGE.joinpath(*name.split(".")).with_suffix(".py") for name in TIMED)
-    return digest([kernel_digest(module), *(code_only(file.read_text()) for file in files)])
+    return digest([kernel_digest(module), *map(_code, TIMED)])
 
 
 def notebook_digest(notebook: dict[str, Any]) -> str:
@@ -135,7 +142,11 @@ def notebook_digest(notebook: dict[str, Any]) -> str:
         for name in imports(code):
             if name.split(".")[1:2] and name.split(".")[1] in KERNEL_ROOMS:
                 parts.update(closure(name))
-    return digest([*cells, *(f"{n}\n{code_only(module_file(n).read_text())}" for n in sorted(parts))])
+    return digest([*cells, *(f"{name}\n{_code(name)}" for name in sorted(parts))])
+
+
+def _status(recorded: str, today: str, stamp: dict[str, Any]) -> str:
+    return "current" if recorded == today and stamp["cutlass_dsl"] == DSL_VERSION else "stale"
 
 
 def of_kernel(spec: Any, gpu: str = records.REFERENCE_GPU) -> Evidence:
@@ -143,11 +154,7 @@ def of_kernel(spec: Any, gpu: str = records.REFERENCE_GPU) -> Evidence:
     entry = ((records.load("validation", gpu) or {}).get("kernels") or {}).get(spec.name)
     if not entry:
         return Evidence(spec.name, gpu, "", 0, None, "missing")
-    status = "current" if entry["digest"] == kernel_digest(spec.module) else "stale"
-    if entry["stamp"]["cutlass_dsl"] != DSL_VERSION:
-        status = "stale"
-    if entry["failures"]:
-        status = "failed"
+    status = "failed" if entry["failures"] else _status(entry["digest"], kernel_digest(spec.module), entry["stamp"])
     return Evidence(
         spec.name,
         entry["stamp"]["gpu"],
@@ -165,8 +172,8 @@ def of_notebook(file: Path) -> Evidence:
     ran = [c for c in notebook["cells"] if c["cell_type"] == "code" and c.get("outputs")]
     if not mark or not ran:
         return Evidence(file.name, "", "", 0, None, "missing")
-    current = mark["digest"] == notebook_digest(notebook) and mark["cutlass_dsl"] == DSL_VERSION
-    return Evidence(file.name, mark["gpu"], mark["date"], len(ran), None, "current" if current else "stale")
+    status = _status(mark["digest"], notebook_digest(notebook), mark)
+    return Evidence(file.name, mark["gpu"], mark["date"], len(ran), None, status)
 
 
 def of_bench(gpu: str = records.REFERENCE_GPU) -> list[Evidence]:
@@ -181,8 +188,7 @@ def of_bench(gpu: str = records.REFERENCE_GPU) -> list[Evidence]:
             found.append(Evidence(f"{spec.name} (bench)", gpu, "", 0, None, "missing"))
             continue
         stamp = record["stamp"]
-        same = entry["digest"] == bench_digest(spec.module) and stamp["cutlass_dsl"] == DSL_VERSION
-        status = "current" if same else "stale"
+        status = _status(entry["digest"], bench_digest(spec.module), stamp)
         found.append(Evidence(f"{spec.name} (bench)", stamp["gpu"], stamp["date"], len(entry["rows"]), None, status))
     return found
 

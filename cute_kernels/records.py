@@ -13,14 +13,13 @@ import platform
 from pathlib import Path
 from typing import Any
 
-
-class RecordError(RuntimeError):
-    """A record that cannot be read; the message names the file."""
-
-
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "notebooks" / "measured"
 REFERENCE_GPU = "h200"  # whose records are shown where there is no GPU
+
+
+class RecordError(RuntimeError):
+    """A record that cannot be read; the message names the file."""
 
 
 def folder_name(gpu: str) -> str:

@@ -27,7 +27,7 @@ def start(number: str, title: str) -> None:
 
     style.apply()
     if not HAS_GPU:
-        use("sm_90a")  # layouts are probed on the host, for Hopper whatever is here
+        use()  # layouts are probed on the host, for Hopper whatever is here
     if HAS_GPU:
         where = f"running on {torch.cuda.get_device_name()}; figures below are measured here and now"
     elif torch.cuda.is_available():

@@ -237,7 +237,7 @@ def in_child(judge: str, exercise: str, answer: Callable, where: str, hint: str)
     from .. import child
 
     cell = "".join(linecache.getlines(file_of(answer)))
-    module = judge.partition(".")[0]
+    module, _ = judge.split(".")
     tail = f"from cute_kernels.lab.exercises import {module}\n{judge}({exercise!r}, {answer.__name__})\n"
     outcome = child.run(f"{cell}\n{tail}", SECONDS)
     if not outcome.finished:
@@ -248,7 +248,7 @@ def in_child(judge: str, exercise: str, answer: Callable, where: str, hint: str)
         raise Wrong(f"{where} the run breaks off{crash}\n{outcome.stderr.strip()[-600:]}".strip())
     verdict = json.loads(told[-1])
     if verdict["wrong"]:
-        raise Wrong(f"{where}: {verdict['wrong']}" if where else verdict["wrong"])
+        raise Wrong(f"{where}: {verdict['wrong']}")
     return verdict
 
 
