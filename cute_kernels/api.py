@@ -11,29 +11,55 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from . import device as devices
+from . import epilogue as epilogues
 from . import registry
 from .compile import Compiled, dtype_name
+from .hopper import visitor
 from .hopper.choose import choose, prefers_fused
+from .hopper.kernel import PLAIN, Variant
 
 DEVICE = "cuda"  # tests that check arguments without a GPU set it to "cpu"
 DTYPES = (torch.bfloat16, torch.float16)
+OUT_DTYPES = (*DTYPES, torch.float32)
 ALIGN = 16  # bytes: TMA's rule for base addresses and row pitches
 STEP = ALIGN // 2  # the same in elements
 
 
-def gemm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, config: Any = None) -> torch.Tensor:
-    """a @ b.T with fp32 accumulation.
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    epilogue: Any = None,
+    config: Any = None,
+) -> torch.Tensor:
+    """a @ b.T with fp32 accumulation, and what `epilogue` makes of it.
 
     a: (M, K) or (..., K), bf16 or fp16, on an SM90 GPU; leading dimensions are flattened without a copy. b: (N, K), the
-    nn.Linear weight convention. M of any size, N and K multiples of 8 (TMA's 16-byte rule); last dimensions contiguous,
-    rows and base addresses 16-byte aligned. out: (..., N) to write into, of the same dtype, default a new tensor; it may
-    be a column slice of a larger buffer, it must not overlap the inputs. config: one of the kernel's `.configs`, default
-    chosen by shape. Returns out. No backward: call it under torch.no_grad() when an input requires grad.
-    Raises TypeError, ValueError, UnsupportedDevice, before anything is launched.
+    nn.Linear weight convention. Either may be the transpose of a contiguous matrix (weight.T, x.T). M of any size, N and K
+    multiples of 8, a transposed operand's rows too (TMA's 16-byte rule); base addresses and pitches 16-byte aligned.
+    out: (..., N) to write into, default a new tensor; it may be a column slice of a larger buffer, it must not overlap the
+    inputs. out_dtype: bf16, fp16 or fp32, default out's, else a's.
+    epilogue: an expression over the accumulator, such as ep.gelu(ep.acc + ep.row(bias)), see cute_kernels.epilogue.
+    config: one of the kernel's `.configs`, default chosen by shape.
+    Returns out. No backward: call it under torch.no_grad() when an input requires grad.
+    Raises TypeError, ValueError, ConfigError, UnsupportedDevice, before anything is launched.
     """
-    rows, out2d, result = _arguments(a, {"b": b}, out, "a")
-    if rows.shape[0] and b.shape[0]:
-        _launch("gemm", rows, (b,), out2d, config)
+    if out_dtype is None:
+        out_dtype = out.dtype if isinstance(out, torch.Tensor) else a.dtype if isinstance(a, torch.Tensor) else None
+    if out_dtype is not None and out_dtype not in OUT_DTYPES:
+        raise TypeError(f"out_dtype is {dtype_name(out_dtype)}, must be bfloat16, float16 or float32")
+    majors = _major(a), _major(b)
+    rows, out2d, result = _arguments(a, {"b": b}, out, "a", majors, out_dtype)
+    tree, operands = (None, ()) if epilogue is None else _epilogue(epilogue, result, out2d)
+    if result.numel():
+        if rows.shape[1] == 0:  # no k-tile to multiply: a and b are nothing, the accumulator is zero
+            rows, b = rows.new_zeros(rows.shape[0], STEP), b.new_zeros(b.shape[0], STEP)
+            majors = ("k", "k")
+        same = result.dtype == rows.dtype
+        variant = Variant(None if same else dtype_name(result.dtype), majors, tree)
+        _launch("gemm", rows, (b,), out2d, config, variant, operands)
     return result
 
 
@@ -63,8 +89,11 @@ def swiglu(
     rows, out2d, result = _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
     if kernel == "auto" and config is None and not prefers_fused(rows.shape[0], w_gate.shape[0], rows.shape[1]):
         return _torch_swiglu(x, w_gate, w_up, out)
-    if rows.shape[0] and w_gate.shape[0]:
-        _launch("swiglu_stacked", rows, (w_gate, w_up), out2d, config)
+    if result.numel():
+        if rows.shape[1]:
+            _launch("swiglu_stacked", rows, (w_gate, w_up), out2d, config)
+        else:
+            result.zero_()
     return result
 
 
@@ -88,8 +117,15 @@ def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Tensor | None, name: str):
-    """Checked (2-D a, 2-D out, result in the caller's shape)."""
+def _arguments(
+    a: torch.Tensor,
+    weights: dict[str, torch.Tensor],
+    out: torch.Tensor | None,
+    name: str,
+    majors: tuple[str, str] = ("k", "k"),
+    out_dtype: torch.dtype | None = None,
+):
+    """Checked (2-D a, 2-D out, result in the caller's shape). out_dtype: None where out must have a's dtype."""
     tensors = {name: a, **weights, **({} if out is None else {"out": out})}
     _check_types(tensors)
     for who, t in tensors.items():
@@ -99,6 +135,10 @@ def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Ten
                 + ("torch.matmul(a, b.T)" if name == "a" else "swiglu(..., kernel='torch')")
             )
         _check_same_device(who, t, name, a)
+        if who == "out" and out_dtype is not None:
+            if t.dtype != out_dtype:
+                raise TypeError(f"out is {dtype_name(t.dtype)}, out_dtype is {dtype_name(out_dtype)}")
+            continue
         if t.dtype not in DTYPES:
             raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16 or float16")
         _check_dtype(who, t, name, a)
@@ -117,7 +157,7 @@ def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Ten
         if w.shape[0] != n:
             raise ValueError(f"{who} has N = {w.shape[0]} rows, {next(iter(weights))} has N = {n}")
     for what, size in (("K", k), ("N", n)):
-        if size % STEP:
+        if size % STEP and (what == "N" or "k" in majors):
             raise ValueError(
                 f"{what} is {size}, must be a multiple of {STEP}: TMA needs rows of whole {ALIGN}-byte units "
                 "(pad with zeros, or use swiglu(..., kernel='torch') or torch.matmul)"
@@ -128,15 +168,14 @@ def _arguments(a: torch.Tensor, weights: dict[str, torch.Tensor], out: torch.Ten
             "an input requires grad and this kernel has no backward: call it under torch.no_grad(), or use "
             "swiglu(..., kernel='torch')"
         )
-    result = torch.empty(shape, dtype=a.dtype, device=a.device) if out is None else out
+    result = torch.empty(shape, dtype=out_dtype or a.dtype, device=a.device) if out is None else out
     _check_shape(result, shape)
-    if not k:
-        return a.new_empty(0, 0), result.zero_(), result
     if result.numel() == 0:
         return a.new_empty(0, k), result, result
-    rows = _rows(name, a)
-    for who, w in weights.items():
-        _check_rows(who, w)
+    rows = a if majors[0] == "mn" else a.new_empty(result.numel() // n, 0) if not k else _rows(name, a)
+    if k:
+        for who, w, major in ((name, rows, majors[0]), *((who, w, majors[1]) for who, w in weights.items())):
+            _check_rows(who, w) if major == "k" else _check_rows(f"{who}.T", w.T)
     out2d = result if out is None and a.dim() == 2 else _rows("out", result)
     if out is not None:
         for who, t in ((name, rows), *weights.items()):
@@ -185,6 +224,44 @@ def _check_device(device: Any) -> None:
         )
 
 
+def _major(t: Any) -> str:
+    """ "mn" for the transpose of a row-major matrix, else "k"."""
+    return "mn" if isinstance(t, torch.Tensor) and t.dim() == 2 and t.stride(1) != 1 and t.stride(0) == 1 else "k"
+
+
+def _epilogue(expression: Any, result: torch.Tensor, out2d: torch.Tensor) -> tuple[visitor.Node, tuple]:
+    """An epilogue's static tree and its checked operands."""
+    tree, operands, kinds = epilogues.split(expression)
+    m, n = out2d.shape
+    checked = []
+    for t, kind in zip(operands, kinds, strict=True):
+        if kind == "Scalar":
+            checked.append(t)
+            continue
+        who = f"epilogue {kind.lower()}(...)"
+        _check_types({who: t})
+        _check_same_device(who, t, "out", result)
+        if t.dtype not in OUT_DTYPES:
+            raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16, float16 or float32")
+        shape = {"Row": (n,), "Column": (m,), "Load": tuple(result.shape)}[kind]
+        if tuple(t.shape) != shape:
+            raise ValueError(f"{who} has shape {tuple(t.shape)}, must be {shape}")
+        if kind == "Load":
+            t = _rows(who, t)
+            in_place = (t.data_ptr(), t.stride(), t.dtype) == (out2d.data_ptr(), out2d.stride(), out2d.dtype)
+            if not in_place:
+                _check_apart(out2d, who, t)
+        else:
+            if t.numel() > 1 and t.stride(0) != 1:
+                raise ValueError(
+                    f"{who} has stride {t.stride(0)}, must be contiguous; pass {kind.lower()}(x.contiguous())"
+                )
+            _check_rows(who, t.view(1, -1))
+            _check_apart(out2d, who, t)
+        checked.append(t)
+    return tree, tuple(checked)
+
+
 def _rows(who: str, t: torch.Tensor) -> torch.Tensor:
     """t as a checked matrix of rows, never a copy."""
     if t.dim() > 2:
@@ -210,9 +287,9 @@ def _check_rows(who: str, t: torch.Tensor) -> None:
         )
     if rows > 1 and pitch < columns:
         raise ValueError(f"{who} has strides {t.stride()}: its rows overlap; pass {who}.contiguous()")
-    if rows > 1 and pitch % STEP:
+    if rows > 1 and pitch * t.element_size() % ALIGN:
         raise ValueError(
-            f"{who} has a row pitch of {pitch} elements, must be a multiple of {STEP} ({ALIGN} bytes); "
+            f"{who} has a row pitch of {pitch} elements, must be a multiple of {ALIGN // t.element_size()} ({ALIGN} bytes); "
             f"pass {who}.contiguous()"
         )
     if t.data_ptr() % ALIGN:
@@ -223,22 +300,27 @@ def _check_rows(who: str, t: torch.Tensor) -> None:
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors share memory: exact for matrices of rows of equal pitch, by address range otherwise."""
+    """Whether two tensors share memory: exact for matrices of lines of equal pitch, by address range otherwise."""
     if not a.numel() or not b.numel():
         return False
-    a, b = (t.view(-1, t.shape[-1]) if t.dim() > 2 and t.is_contiguous() else t for t in (a, b))
+
+    def lines(t: torch.Tensor) -> torch.Tensor:
+        """t as a matrix of contiguous lines where it is one."""
+        t = t.view(-1, t.shape[-1]) if t.dim() > 2 and t.is_contiguous() else t
+        return t.T if _major(t) == "mn" else t
 
     def span(t: torch.Tensor) -> tuple[int, int]:
         last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
         return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
 
+    a, b = lines(a), lines(b)
     (a0, a1), (b0, b1) = span(a), span(b)
     if a1 <= b0 or b1 <= a0:
         return False
     if not all(t.dim() == 2 and t.shape[0] > 1 and t.stride(1) == 1 and t.stride(0) >= t.shape[1] for t in (a, b)):
         return True
     pitch, other = (t.stride(0) * t.element_size() for t in (a, b))
-    shift = (b0 - a0) % pitch  # first byte of b's rows, counted from a's
+    shift = (b0 - a0) % pitch  # first byte of b's lines, counted from a's
     return pitch != other or shift < a.shape[1] * a.element_size() or shift + b.shape[1] * b.element_size() > pitch
 
 
@@ -285,36 +367,44 @@ _compiling = threading.Lock()
 
 
 @functools.lru_cache(maxsize=4096)
-def _choice(name: str, m: int, n: int, k: int, sms: int):
+def _choice(name: str, m: int, n: int, k: int, sms: int, majors: tuple[str, str]):
     spec = registry.get(name)
-    return choose(spec.configs, m, n, k, spec.b_parts, sms)
+    return choose(spec.fitting(majors), m, n, k, spec.b_parts, sms)
 
 
-def chosen(name: str, m: int, n: int, k: int, device: torch.device) -> Any:
+def chosen(name: str, m: int, n: int, k: int, device: torch.device, majors: tuple[str, str] = PLAIN.majors) -> Any:
     """The configuration that `gemm` ("gemm") or `swiglu` ("swiglu_stacked") takes for a shape on this device."""
-    return _choice(name, m, n, k, devices.sm_count(device))
+    return _choice(name, m, n, k, devices.sm_count(device), majors)
 
 
-def _launch(name: str, a: torch.Tensor, weights: tuple, out: torch.Tensor, config: Any) -> None:
+def _launch(
+    name: str,
+    a: torch.Tensor,
+    weights: tuple,
+    out: torch.Tensor,
+    config: Any,
+    variant: Variant = PLAIN,
+    operands: tuple = (),
+) -> None:
     index = a.device.index
     if config is None:
-        config = chosen(name, a.shape[0], out.shape[1], a.shape[1], a.device)
-    key = (name, config, a.dtype, index)
+        config = chosen(name, a.shape[0], out.shape[1], a.shape[1], a.device, variant.majors)
+    key = (name, config, a.dtype, index, variant)
     entry = _compiled.get(key)
     if entry is None:
         entry = _load(key, a.device)
     kernel, clusters = entry
     if index == torch.cuda.current_device():
-        kernel.function(a, *weights, out, clusters)
+        kernel.function(a, *weights, out, clusters, operands, None)
     else:
         with torch.cuda.device(index):
-            kernel.function(a, *weights, out, clusters)
+            kernel.function(a, *weights, out, clusters, operands, None)
 
 
 def _load(key: tuple, device: torch.device) -> tuple[Compiled, int]:
-    name, config, dtype, _ = key
+    name, config, dtype, _, variant = key
     spec = registry.get(name)
-    config = spec.check(config)
+    config = spec.check(config, variant.majors)
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{name} with config {config.name} is not compiled yet and a CUDA graph is being captured: call "
@@ -323,5 +413,5 @@ def _load(key: tuple, device: torch.device) -> tuple[Compiled, int]:
     with _compiling:
         if key not in _compiled:
             along_m, along_n = config.cluster
-            _compiled[key] = spec.compile(config, dtype), devices.max_clusters(device, along_m * along_n)
+            _compiled[key] = spec.compile(config, dtype, variant), devices.max_clusters(device, along_m * along_n)
         return _compiled[key]

@@ -58,19 +58,19 @@ class CompileError(RuntimeError):
     """The DSL refused a kernel; the message names the kernel, the target and the first cause."""
 
 
-def fake_matrix(dtype: str, align: int = 16) -> Any:
-    """A (rows, columns) row-major tensor of unknown extents for `build`: 16-byte aligned rows, 64-bit row pitch.
+def fake_matrix(dtype: str, align: int = 16, major: str = "k") -> Any:
+    """A (rows, columns) tensor of unknown extents for `build`: 16-byte aligned rows, 64-bit row pitch.
 
     dtype: "bfloat16", "float16" or "float32". align: bytes that the base pointer is known to be aligned to.
+    major: "k", row-major; "mn", column-major (the transpose of a row-major one).
     """
     kind = DTYPES[dtype]
     step = align * 8 // kind.width
-    return make_fake_tensor(
-        kind,
-        (cute.sym_int(), cute.sym_int(divisibility=step)),
-        stride=(cute.sym_int64(divisibility=step), 1),
-        assumed_align=align,
-    )
+    shape = (cute.sym_int(), cute.sym_int(divisibility=step))
+    stride = (cute.sym_int64(divisibility=step), 1)
+    if major == "mn":  # rows of any number, only the pitch counts
+        shape, stride = (cute.sym_int(), cute.sym_int()), stride[::-1]
+    return make_fake_tensor(kind, shape, stride=stride, assumed_align=align)
 
 
 def fake_vector(dtype: str, align: int = 16) -> Any:

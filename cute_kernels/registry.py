@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import compile as compiling
-from .compile import Compiled, dtype_name, env_stream, fake_matrix
-from .hopper import gemm, swiglu_stacked
+from .compile import Compiled, dtype_name, env_stream, fake_matrix, fake_vector
+from .hopper import gemm, swiglu_stacked, trace, visitor
+from .hopper.config import ConfigError
+from .hopper.kernel import PLAIN, Variant
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,8 @@ class KernelSpec:
 
     name, arch (its compile target), dtypes (names of torch dtypes), layouts (what each tensor must look like), configs
     (every configuration that a tuner may choose; each is accepted as `config=`), b_parts (B operands per accumulator),
-    operands (tensors it takes, the output included), module (where it is written), evidence (recorded on which GPU,
-    with how many cases and what worst error, current or stale).
+    module (where it is written), evidence (recorded on which GPU, with how many cases and what worst error, current or
+    stale).
     """
 
     name: str
@@ -26,24 +28,32 @@ class KernelSpec:
     dtypes: tuple[str, ...]
     layouts: str
     configs: tuple[Any, ...]
-    operands: int
     b_parts: int
     module: str
-    factory: Callable[[Any, Any], Callable]
+    factory: Callable[[Any, Any, Variant], Callable]
 
-    def compile(self, config: Any = None, dtype: Any = "bfloat16") -> Compiled:
-        """A fresh `Compiled` for one configuration and dtype; no GPU needed."""
+    def compile(self, config: Any = None, dtype: Any = "bfloat16", variant: Variant = PLAIN) -> Compiled:
+        """A fresh `Compiled` for one configuration, dtype and variant; no GPU needed.
+
+        It is launched with the matrices, the output, the largest number of clusters, the tuple of the tree's operands, and the
+        tensor of events (None when not traced).
+        """
         dtype = dtype_name(dtype)
         if dtype not in self.dtypes:
             raise ValueError(f"dtype is {dtype!r}, kernel {self.name!r} takes {', '.join(self.dtypes)}")
-        config = self.check(config)
-        host = self.factory(config, compiling.DTYPES[dtype])
-        args = [*(fake_matrix(dtype) for _ in range(self.operands)), compiling.cutlass.Int32(1), env_stream()]
+        config = self.check(config, variant.majors)
+        host = self.factory(config, compiling.DTYPES[dtype], variant)
+        matrices = [fake_matrix(dtype, major=variant.majors[0])]
+        matrices += [fake_matrix(dtype, major=variant.majors[1]) for _ in range(self.b_parts)]
+        operands = tuple(map(_fake_operand, visitor.leaves(variant.tree) if variant.tree else ()))
+        events = fake_events() if variant.traced else None
+        out = fake_matrix(variant.out_dtype or dtype)
+        args = [*matrices, out, compiling.cutlass.Int32(1), operands, events, env_stream()]
         compiled = compiling.build(host, args, arch=self.arch, name=self.name)
         compiled.config, compiled.dtype = config, dtype
         return compiled
 
-    def check(self, config: Any = None) -> Any:
+    def check(self, config: Any = None, majors: tuple[str, str] = ("k", "k")) -> Any:
         """The configuration to use (the first when None), validated. Raises TypeError or ConfigError."""
         if config is None:
             return self.configs[0]
@@ -51,13 +61,42 @@ class KernelSpec:
             raise TypeError(
                 f"config is a {type(config).__name__}, kernel {self.name!r} takes a {type(self.configs[0]).__name__}"
             )
-        return config.validate(self.b_parts)
+        return config.validate(self.b_parts, majors)
+
+    def fitting(self, majors: tuple[str, str] = ("k", "k")) -> tuple[Any, ...]:
+        """The configurations that operands of these majors allow."""
+
+        def fits(config: Any) -> bool:
+            try:
+                config.validate(self.b_parts, majors)
+            except ConfigError:
+                return False
+            return True
+
+        return tuple(filter(fits, self.configs))
 
     @property
     def evidence(self):
         from .evidence import of_kernel
 
         return of_kernel(self)
+
+
+def _fake_operand(leaf: visitor.Operand) -> Any:
+    if isinstance(leaf, visitor.Scalar):
+        return compiling.cutlass.Float32(0.0)
+    return fake_matrix(leaf.dtype) if isinstance(leaf, visitor.Load) else fake_vector(leaf.dtype)
+
+
+def fake_events() -> Any:
+    """The tensor of a traced launch: int64 (CTAs, roles, events)."""
+    roles, capacity = len(trace.ROLES), trace.CAPACITY
+    return compiling.make_fake_tensor(
+        compiling.cutlass.Int64,
+        (compiling.cute.sym_int(), roles, capacity),
+        stride=(roles * capacity, capacity, 1),
+        assumed_align=16,
+    )
 
 
 _KERNELS = (
@@ -67,7 +106,6 @@ _KERNELS = (
         ("bfloat16", "float16"),
         "a (M, K), b (N, K), out (M, N): last dimension contiguous, rows 16-byte aligned; any M, N and K multiples of 8",
         gemm.CONFIGS,
-        3,
         1,
         gemm.__name__,
         gemm.Gemm,
@@ -79,7 +117,6 @@ _KERNELS = (
         "x (M, K), w_gate and w_up (N, K), out (M, N): last dimension contiguous, rows 16-byte aligned; any M, "
         "N and K multiples of 8",
         swiglu_stacked.CONFIGS,
-        4,
         2,
         swiglu_stacked.__name__,
         swiglu_stacked.SwigluStacked,

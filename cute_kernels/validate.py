@@ -1,5 +1,6 @@
 """Numerics of every kernel x configuration x dtype over odd shapes, against fp32; `--record` keeps the result.
 
+`gemm` is also run with transposed operands, other output dtypes and a full epilogue, each under every configuration.
 Inputs are fresh normal random numbers; outputs are poisoned with NaN and lie inside a larger poisoned buffer whose rim must
 stay as it was. The error is ||out - ref|| / ||ref||; the limit is twice that of PyTorch's own kernels in the same dtype.
 """
@@ -14,7 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from . import device as devices
+from . import epilogue as ep
 from . import evidence, records, reference
+from .hopper.kernel import Variant
 from .registry import KernelSpec, get, kernels
 
 FLOOR = 2e-5  # an error below this is rounding of a handful of elements
@@ -28,7 +31,8 @@ def shapes(config: Any, sms: int = 132) -> Iterator[tuple[int, int, int]]:
     yield from ((tm + 1, n, 192) for n in (8, tn - 8, tn + 8, 2 * tn + 24) if n > 0)
     yield from ((tm, tn, k) for k in (8, 56, 64, 72, 64 * (s - 1), 64 * s, 64 * (s + 1), 64 * (2 * s + 1) + 8, 16384))
     clusters = sms // (config.cluster[0] * config.cluster[1])
-    yield from ((tm, count * tn, 64) for count in (1, 2, 3, clusters - 1, clusters, clusters + 1))
+    counts = {1, 2, 3, *(turns * clusters + i for turns in (1, 2) for i in (-1, 0, 1))}
+    yield from ((tm, count * tn, 64) for count in sorted(counts))
     yield 3 * tm + 8, 2 * clusters * tn + 8, 136
     yield 1000, 1032, 520
 
@@ -57,18 +61,69 @@ def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def run_case(kernel: Any, spec: KernelSpec, config: Any, args: list[torch.Tensor]) -> torch.Tensor:
+def run_case(
+    kernel: Any,
+    spec: KernelSpec,
+    config: Any,
+    args: list[torch.Tensor],
+    out_dtype: torch.dtype | None = None,
+    operands: tuple = (),
+) -> torch.Tensor:
     """Launch into the middle of a poisoned buffer; returns the output. RuntimeError when the rim was touched."""
     m, n = args[0].shape[0], args[1].shape[0]
-    buffer = torch.full((m + 2, n + 2 * RIM), math.nan, device="cuda", dtype=args[0].dtype)
+    buffer = torch.full((m + 2, n + 2 * RIM), math.nan, device="cuda", dtype=out_dtype or args[0].dtype)
     out = buffer[1 : m + 1, RIM : RIM + n]
-    kernel(*args, out, devices.max_clusters(args[0].device, config.cluster[0] * config.cluster[1]))
+    clusters = devices.max_clusters(args[0].device, config.cluster[0] * config.cluster[1])
+    kernel(*args, out, clusters, operands, None)
     torch.cuda.synchronize()
     rim = buffer.clone()
     rim[1 : m + 1, RIM : RIM + n] = math.nan
     if not rim.isnan().all():
         raise RuntimeError(f"{spec.name} {config.name}: wrote outside of out")
     return out
+
+
+def variants(config: Any, dtype: str) -> Iterator[tuple[Variant, Any]]:
+    """What `gemm` offers beside the plain product: (Variant, epilogue of (bias, scale of rows, residual) or None)."""
+    other = "float16" if dtype == "bfloat16" else "bfloat16"
+    yield Variant("float32", ("mn", "k")), None
+    yield Variant(other, ("k", "mn")), None
+    yield Variant(None, ("mn", "mn")), None
+    yield (
+        Variant(),
+        lambda bias, scale, residual: ep.gelu(ep.acc * ep.column(scale) * 0.5 + ep.row(bias)) + ep.load(residual),
+    )
+
+
+VARIANT_SHAPES = ((1, 8, 8), (129, 264, 200), (1000, 520, 72), (264, 1032, 1032))
+
+
+def run_variant(
+    spec: KernelSpec, config: Any, dtype_name: str, variant: Variant, make: Any
+) -> Iterator[tuple[Any, float, float]]:
+    """(shape, error, PyTorch's error) of one variant on `VARIANT_SHAPES`."""
+    dtype = getattr(torch, dtype_name)
+    out_dtype = getattr(torch, variant.out_dtype or dtype_name)
+    kernel, tree_key = None, None
+    for m, n, k in VARIANT_SHAPES:
+        a, b = inputs(spec, m, n, k, dtype)
+        operands: tuple = ()
+        ref, yard = a.double() @ b.double().T, (a @ b.T).double()
+        if make is not None:
+            bias, residual = torch.randn(n, device="cuda").to(dtype), torch.randn(m, n, device="cuda").to(dtype)
+            scale = torch.rand(m, device="cuda")
+            tree, operands, _ = ep.split(make(bias, scale, residual))
+            variant = Variant(variant.out_dtype, variant.majors, tree)
+            scaled = 0.5 * scale.double()[:, None]
+            ref, yard = (F.gelu(x * scaled + bias.double()) + residual.double() for x in (ref, yard))
+        if kernel is None or tree_key != variant:
+            kernel, tree_key = spec.compile(config, dtype_name, variant), variant
+        laid = [
+            torch.nn.functional.pad(t.T, (0, -t.shape[0] % 8)).T[: t.shape[0]] if major == "mn" else t
+            for t, major in zip((a, b), variant.majors, strict=True)
+        ]
+        out = run_case(kernel, spec, config, laid, out_dtype, operands)
+        yield (m, n, k), relative_error(out, ref), relative_error(yard.to(out_dtype), ref)
 
 
 def validate_kernel(spec: KernelSpec, progress=print) -> dict[str, Any]:
@@ -91,6 +146,14 @@ def validate_kernel(spec: KernelSpec, progress=print) -> dict[str, Any]:
                     failures.append(
                         f"{config.name} {dtype_name} {shape} scale {scale}: {error:.5f} > 2 x {yardstick:.5f}"
                     )
+            for variant, make in variants(config, dtype_name) if spec.name == "gemm" else ():
+                if config not in spec.fitting(variant.majors):
+                    continue
+                for shape, error, yardstick in run_variant(spec, config, dtype_name, variant, make):
+                    cases += 1
+                    if not error <= max(2 * yardstick, FLOOR):
+                        what = f"{variant.majors} -> {variant.out_dtype or dtype_name}{', epilogue' if make else ''}"
+                        failures.append(f"{config.name} {dtype_name} {what} {shape}: {error:.5f} > 2 x {yardstick:.5f}")
             cases += 1
             if not _ones_give_k(kernel, spec, config, dtype):
                 failures.append(f"{config.name} {dtype_name}: all-ones inputs do not give the exact result")

@@ -2,10 +2,11 @@
 
 Per tile and k-tile of 64, an SM needs the longer of
     multiply: tile_m * columns * 64 / 2048 cycles (a WGMMA m64n256k16 takes 128), and
-    load:     bytes that L2 sends this CTA (its share only of what is multicast) / 55 per cycle,
-and once per tile the epilogue, which a cooperative schedule does not hide. Tiles run in waves over the SMs. No launch
-beats the DRAM time of its compulsory bytes. The 55 bytes per cycle were fitted to H200 timings of tiles from 64 x 32 to
-128 x 128 at M = 1024 and 4096; notebooks/measured/h200/bench.json says how the choices turned out.
+    load:     bytes that L2 sends this CTA (its share only of what is multicast) / 55 per cycle.
+A cooperative schedule adds the epilogue to every tile. Under pingpong one warp group's epilogue runs beneath the other's
+multiplication: a tile costs its multiplication, or half of multiplication and epilogue where that is more, and only the
+last epilogue is seen. Tiles run in waves over the SMs. No launch beats the DRAM time of its compulsory bytes. The constants
+were fitted to H200 timings; notebooks/measured/h200/bench.json says how the choices turned out.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ def predicted_seconds(config: TileConfig, m: int, n: int, k: int, b_parts: int, 
     along_m, along_n = config.cluster
     clusters = -(-m // (config.tile_m * along_m)) * -(-n // (config.tile_n * along_n))
     waves = -(-clusters // (sms // (along_m * along_n)))
-    k_tiles = -(-k // 64)
     columns = config.tile_n * b_parts
     multiply = config.tile_m * columns * 64 / MULTIPLY
     load = (config.tile_m / along_n + columns / along_m) * 64 * ELEMENT / L2
-    epilogue = 300 + config.tile_m * config.tile_n / 10
-    cycles = waves * (k_tiles * max(multiply, load) + epilogue)
+    main = -(-k // 64) * max(multiply, load)
+    epilogue = 300 + config.group_rows * config.tile_n / 5
+    if config.pingpong:
+        cycles = waves * max(main, (main + epilogue) / 2) + epilogue
+    else:
+        cycles = waves * (main + epilogue)
     compulsory = ELEMENT * (m * k + b_parts * n * k + m * n)
     return max(cycles / CLOCK, compulsory / DRAM) + 1e-3 * cycles / CLOCK  # the last term breaks memory-bound ties
 

@@ -18,8 +18,10 @@ class ConfigError(ValueError):
 class TileConfig:
     """One way to run a warp-specialised kernel.
 
-    tile_m, tile_n: rows and columns of the output that one CTA owns at a time.
-    warp_groups: consumer warp groups; each owns tile_m / warp_groups rows, in slabs of 64.
+    tile_m, tile_n: rows and columns of an output tile.
+    schedule: "cooperative", the consumer warp groups share a tile, each takes tile_m / warp_groups rows, in slabs of 64; or
+    "pingpong", two of them take tiles in turn, one multiplies while the other stores.
+    warp_groups: consumer warp groups, 1 or 2.
     cluster: (along M, along N) CTAs that share operands by TMA multicast.
     stages: depth of the ring, 64 elements of K each. epi_slots: store slots of (64, epi_n) per warp group.
     group: rows of clusters that are walked together before the next column (L2 reuse).
@@ -32,14 +34,25 @@ class TileConfig:
     stages: int = 4
     epi_slots: int = 2
     group: int = 8
+    schedule: str = "cooperative"
 
     @property
     def name(self) -> str:
-        return f"{self.tile_m}x{self.tile_n}_{self.cluster[0]}x{self.cluster[1]}_s{self.stages}_g{self.group}"
+        kind = "pp" if self.pingpong else "co"
+        return f"{kind}_{self.tile_m}x{self.tile_n}_{self.cluster[0]}x{self.cluster[1]}_s{self.stages}_g{self.group}"
+
+    @property
+    def pingpong(self) -> bool:
+        return self.schedule == "pingpong"
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of a tile that one consumer warp group multiplies and stores."""
+        return self.tile_m if self.pingpong else self.tile_m // self.warp_groups
 
     @property
     def epi_n(self) -> int:
-        """Columns of one store slot: the widest swizzle (128, 64 or 32 bytes) that divides the tile."""
+        """16-bit columns of one store slot: the widest swizzle (128, 64 or 32 bytes) that divides the tile."""
         return next((n for n in (64, 32, 16) if self.tile_n % n == 0), 8)
 
     @property
@@ -53,19 +66,25 @@ class TileConfig:
 
     def accumulators(self, b_parts: int) -> int:
         """fp32 accumulator registers per consumer thread."""
-        return self.tile_m // self.warp_groups * self.tile_n * b_parts // 128
+        return self.group_rows * self.tile_n * b_parts // 128
 
-    def validate(self, b_parts: int = 1) -> TileConfig:
-        """Returns self; raises ConfigError with the field, what was got and what is allowed."""
+    def validate(self, b_parts: int = 1, majors: tuple[str, str] = ("k", "k")) -> TileConfig:
+        """Returns self; raises ConfigError with the field, what was got and what is allowed. majors: of A and B, see tiles."""
 
         def need(ok: bool, text: str) -> None:
             if not ok:
                 raise ConfigError(f"config {self.name}: {text}")
 
-        need(self.warp_groups in (1, 2), f"warp_groups is {self.warp_groups}, allowed: 1, 2")
         need(
-            self.tile_m > 0 and self.tile_m % (64 * self.warp_groups) == 0,
-            f"tile_m is {self.tile_m}, must be a multiple of 64 * warp_groups = {64 * self.warp_groups}",
+            self.schedule in ("cooperative", "pingpong"),
+            f"schedule is {self.schedule!r}, allowed: cooperative, pingpong",
+        )
+        need(self.warp_groups in (1, 2), f"warp_groups is {self.warp_groups}, allowed: 1, 2")
+        need(not self.pingpong or self.warp_groups == 2, f"warp_groups is {self.warp_groups}, pingpong takes 2")
+        rows = 64 if self.pingpong else 64 * self.warp_groups
+        need(
+            self.tile_m > 0 and self.tile_m % rows == 0,
+            f"tile_m is {self.tile_m}, must be a multiple of {rows}: 64 rows for each warp group that shares the tile",
         )
         need(self.tile_n > 0 and self.tile_n % 16 == 0, f"tile_n is {self.tile_n}, must be a multiple of 16")
         need(
@@ -80,13 +99,15 @@ class TileConfig:
             len(self.cluster) == 2 and all(c in (1, 2) for c in self.cluster),
             f"cluster is {self.cluster}, allowed: 1 or 2 along each axis",
         )
-        for axis, extent in ((1, self.tile_m), (0, self.tile_n)):
+        for axis, extent, major in ((1, self.tile_m, majors[0]), (0, self.tile_n, majors[1])):
+            atom = 8 if major == "k" else 64
             need(
-                extent % (8 * self.cluster[axis]) == 0,
-                f"{extent} rows do not split into {self.cluster[axis]} multicast shares of whole 8-row swizzle atoms",
+                extent % (atom * self.cluster[axis]) == 0,
+                f"{extent} rows do not split into {self.cluster[axis]} multicast share(s) of whole swizzle atoms, which "
+                f"have {atom} rows in a {major}-major operand",
             )
         need(self.stages >= 2, f"stages is {self.stages}, must be at least 2")
-        slabs = self.tile_m // self.warp_groups // 64 * (self.tile_n // self.epi_n)
+        slabs = self.group_rows // 64 * (self.tile_n // self.epi_n)
         need(
             self.epi_slots >= 1 and slabs % self.epi_slots == 0,
             f"epi_slots is {self.epi_slots}, must divide the {slabs} store slots of a tile",
@@ -100,8 +121,9 @@ class TileConfig:
 
     def explain(self, b_parts: int = 1) -> str:
         """One line for people: what a CTA owns, what it costs."""
+        how = "in turn" if self.pingpong else "together"
         return (
-            f"{self.name}: {self.warp_groups} consumer warp group(s) on {self.tile_m} x {self.tile_n} outputs, "
+            f"{self.name}: {self.warp_groups} consumer warp group(s) {how} on {self.tile_m} x {self.tile_n} outputs, "
             f"{self.accumulators(b_parts)} accumulators per thread, {self.stages} stages, "
             f"{self.smem_bytes(b_parts)} of {SMEM_CAPACITY} B shared memory, cluster {self.cluster[0]} x {self.cluster[1]}"
         )

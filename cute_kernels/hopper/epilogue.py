@@ -11,12 +11,14 @@ from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from . import tiles
 
 SLOT_M = 64  # rows that one warp group's WGMMA covers
-ATOMS = {64: "K_SW128", 32: "K_SW64", 16: "K_SW32", 8: "K_INTER"}  # slot columns of 16 bits -> widest swizzle
+ATOMS = {128: "K_SW128", 64: "K_SW64", 32: "K_SW32", 16: "K_INTER"}  # bytes of a slot's row -> widest swizzle
 
 
 def slot_layout(dtype, columns: int, slots: int | None = None) -> cute.ComposedLayout:
     """Row-major shared-memory layout (64, columns[, slots]), swizzled over the whole width of a slot."""
-    atom = warpgroup.make_smem_layout_atom(getattr(warpgroup.SmemLayoutAtomKind, ATOMS[columns]), dtype)
+    atom = warpgroup.make_smem_layout_atom(
+        getattr(warpgroup.SmemLayoutAtomKind, ATOMS[columns * dtype.width // 8]), dtype
+    )
     shape = (SLOT_M, columns) if slots is None else (SLOT_M, columns, slots)
     return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
 
@@ -28,7 +30,11 @@ def tma_store(tensor: cute.Tensor, columns: int):
 
 
 def stmatrix_copy(dtype, columns: int) -> cute.TiledCopy:
-    """Tiled stmatrix copy of a 64 x columns slab whose values sit as a WGMMA leaves them."""
+    """Tiled stmatrix copy of a 64 x columns slab whose values sit as a WGMMA leaves them; for fp32, which stmatrix cannot
+    carry, one of plain 8-byte stores."""
+    if dtype.width == 32:
+        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=64)
+        return cute.make_tiled_copy_C(atom, tiles.tiled_mma(cutlass.BFloat16, columns))
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4 if columns % 16 == 0 else 2), dtype)
     return cute.make_tiled_copy_C(atom, tiles.tiled_mma(dtype, columns))
 
@@ -47,21 +53,27 @@ def store_slab(
 ):
     """Store one (64, columns) slab through slot number `slot`: `value(v)` is the fp32 value number v of a thread's share.
 
+    copy: of `stmatrix_copy`; None when value v sits in row 16 * warp + lane / 4 + 8 * (v % 2), column 4 * (v / 2) + lane % 4.
     slots: (64, columns, all slots) of shared memory, of which this warp group's ring has `in_ring`, used in turn.
     target: the slab's tile of the output's coordinate tensor. thread: 0..127 in the warp group. barrier_id: a named
     barrier of these 128 threads.
     """
     dtype = slots.element_type
     columns = cute.size(slots, mode=[1])
-    out = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)  # a WGMMA accumulator of 64 x columns
+    out = cute.make_rmem_tensor(((2, 2, columns // 8), 1, 1), dtype)  # shaped as a WGMMA accumulator of 64 x columns
     for v in cutlass.range_constexpr(cute.size(out)):
         out[v] = value(v).to(dtype)
     storing = thread // 32 == 0  # one warp stores; it alone knows how many stores are in flight
     if storing:
         cute.arch.cp_async_bulk_wait_group(in_ring - 1, read=True)
     cute.arch.barrier(barrier_id=barrier_id, number_of_threads=tiles.WARP_GROUP)
-    mine = copy.get_slice(thread)
-    cute.copy(copy, mine.retile(out), mine.partition_D(slots)[None, None, None, slot])
+    if cutlass.const_expr(copy is None):  # every second column of an accumulator: no stmatrix takes that
+        row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4
+        for v in cutlass.range_constexpr(cute.size(out)):
+            slots[row + 8 * (v % 2), column + 4 * (v // 2), slot] = out[v]
+    else:
+        mine = copy.get_slice(thread)
+        cute.copy(copy, mine.retile(out), mine.partition_D(slots)[None, None, None, slot])
     cute.arch.fence_proxy(
         "async.shared", space="cta"
     )  # stmatrix wrote by the generic proxy, TMA reads by the async one

@@ -12,10 +12,15 @@ from .config import TileConfig
 from .kernel import WarpSpecializedGemm
 
 CONFIGS = (
+    TileConfig(128, 128, cluster=(2, 1), stages=6, schedule="pingpong"),
+    TileConfig(128, 192, cluster=(2, 1), stages=5, epi_slots=1, schedule="pingpong"),
+    TileConfig(128, 160, cluster=(2, 1), stages=5, epi_slots=1, schedule="pingpong"),
+    TileConfig(64, 256, cluster=(2, 1), stages=5, epi_slots=1, schedule="pingpong"),
+    TileConfig(128, 128, cluster=(1, 1), stages=6, schedule="pingpong"),
+    TileConfig(64, 128, cluster=(1, 1), stages=8, epi_slots=1, schedule="pingpong"),
     TileConfig(128, 256, cluster=(2, 1), stages=4),
-    TileConfig(128, 256, cluster=(1, 1), stages=4),
-    TileConfig(256, 128, cluster=(1, 2), stages=4),
-    TileConfig(128, 128, cluster=(2, 1), stages=6),
+    TileConfig(128, 256, cluster=(1, 2), stages=4),
+    TileConfig(256, 128, cluster=(2, 1), stages=4),
     TileConfig(128, 128, cluster=(1, 1), stages=6),
     TileConfig(128, 64, cluster=(1, 1), stages=8, epi_slots=1),
     TileConfig(64, 64, warp_groups=1, cluster=(1, 1), stages=12, epi_slots=1),
@@ -26,5 +31,14 @@ class Gemm(WarpSpecializedGemm):
     """a (M, K), b (N, K), out (M, N); all row-major with 16-byte aligned rows."""
 
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, out: cute.Tensor, max_clusters: Int32, stream: cuda.CUstream):
-        self.launch(a, (b,), out, max_clusters, stream)
+    def __call__(
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        out: cute.Tensor,
+        max_clusters: Int32,
+        operands: tuple,
+        events,
+        stream: cuda.CUstream,
+    ):
+        self.launch(a, (b,), out, max_clusters, operands, events, stream)

@@ -1,55 +1,120 @@
-"""The warp-specialised skeleton of the finished SM90 kernels: out = combine(a @ B_0.T, a @ B_1.T, ...).
+"""The warp-specialised skeleton of the finished SM90 kernels: out = tree(a @ B_0.T, a @ B_1.T, ...).
 
 Roles (128 threads each)
     warp group 0     producer: one warp issues TMA loads, 24 registers a thread
     warp groups 1..  consumers: WGMMA, then the epilogue of their own rows, 240 registers a thread
+Schedules
+    cooperative      the consumers share a tile: its rows are split between them
+    pingpong         each consumer takes every second tile as a whole; one multiplies while the other stores
 Pipelines
     load (TMA -> WGMMA)  full: 1 producer arrive + the stage's bytes
-                         empty: 1 arrive of each consumer warp of every CTA that multicasts into this one
+                         empty: 1 arrive of each warp that consumes the stage, of every CTA that multicasts into this one
+    order (pingpong)     a named barrier per consumer (256 threads): "you may multiply", said by the other one when it has
+                         issued its last WGMMA, and only if there is a tile to multiply
     store (stmatrix -> TMA)  per consumer warp group: a ring of slots, bulk-group counted, one named barrier (128 threads)
 Shared memory
     1 KB barriers | stages x (tile_m + parts * tile_n) x 128 B | warp groups x slots x 64 x epi_n x 2 B
 Timeline (persistent; tile t of a CTA)
-    producer   k-tiles of t, then straight on with t + 1 while the consumers store t
-    consumer   k loop (one WGMMA group in flight) -> combine in registers -> slots -> TMA store, read back only when reused
+    producer             k-tiles of t, then straight on with t + 1 while the consumers store t
+    consumer             k loop (one WGMMA group in flight) -> tree in registers -> slots -> TMA store, read back when reused
+    pingpong             consumer 1: k loop of t | store t           | k loop of t + 2 ...
+                         consumer 2: store t - 1 | k loop of t + 1   | store t + 1     ...
 """
+
+from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, memory
 from cutlass.pipeline import pipeline_init_arrive, pipeline_init_wait
 
-from . import epilogue, mainloop, scheduler, tiles
+from . import epilogue, mainloop, scheduler, tiles, trace, visitor
 from .config import SMEM_HEADER, TileConfig
 
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = 240
-FIRST_NAMED_BARRIER = 1  # 0 is __syncthreads
+STORE_BARRIER = 1  # named barriers 1, 2: one consumer's stores (0 is __syncthreads)
+ORDER_BARRIER = 3  # 3, 4: one consumer's turn to multiply
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for beside configuration and dtype.
+
+    out_dtype: name of the output's dtype, None for the operands'. majors: of A and B, see tiles. tree: what is stored, None for
+    the kernel's own, see visitor. traced: see trace.
+    """
+
+    out_dtype: str | None = None
+    majors: tuple[str, str] = ("k", "k")
+    tree: visitor.Node | None = None
+    traced: bool = False
+
+
+PLAIN = Variant()
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The tiles of one CTA: clusters of tiles number first, first + step, ... below `tiles`, of a rasterised output."""
+
+    tiles_m: Any
+    tiles_n: Any
+    first: Any
+    step: Any
+    rank_m: Any
+    rank_n: Any
+
+    @property
+    def tiles(self):
+        return self.tiles_m * self.tiles_n
+
+
+@dataclass(frozen=True)
+class Output:
+    """One consumer warp group's way to global memory."""
+
+    group: Any
+    lane: Any
+    slots: Any
+    store: Any
+    slabs: Any
+    copy: Any
+    values: visitor.Slab
+    shape: Any
 
 
 class WarpSpecializedGemm:
     """Base of the finished kernels. `b_parts` B operands are stacked in one stage and one accumulator.
 
-    A subclass says how many parts there are and what `combine` makes of them; the stage's B rows are part 0's tile_n rows,
-    then part 1's, so a thread's accumulator value v of one part lies tile_n / 2 values before its partner of the next.
+    A subclass says how many parts there are. The stage's B rows are part 0's tile_n rows, then part 1's, so a thread's
+    accumulator value v of one part lies tile_n / 2 values before its partner of the next.
     """
 
     b_parts = 1
 
-    def __init__(self, config: TileConfig, dtype):
-        self.config = config.validate(self.b_parts)
+    def __init__(self, config: TileConfig, dtype, variant: Variant = PLAIN):
         self.dtype = dtype
+        self.out_dtype = visitor.DTYPES[variant.out_dtype] if variant.out_dtype else dtype
+        self.majors = variant.majors
+        self.tree = variant.tree or self.default_tree()
+        self.trace = trace.Trace(variant.traced)
+        self.fold = 2 if visitor.halves(self.tree) else 1  # rows of a B operand for one column of the output
+        self.columns = self.b_parts * self.fold  # accumulator columns for one column of the output
+        self.sharing = 1 if config.pingpong else config.warp_groups  # consumer warp groups that share a tile
+        self.config = config.validate(self.columns, variant.majors)
+        self.slot_n = config.epi_n * 16 // self.out_dtype.width  # columns of a store slot
 
-    def combine(self, parts):
-        """fp32 values of one output element, one per part -> its fp32 value."""
-        return parts[0]
+    def default_tree(self) -> visitor.Node:
+        return visitor.Accumulator()
 
     @cute.jit
-    def launch(self, a: cute.Tensor, b: tuple, out: cute.Tensor, max_clusters: Int32, stream):
+    def launch(self, a: cute.Tensor, b: tuple, out: cute.Tensor, max_clusters: Int32, operands: tuple, events, stream):
         c = self.config
-        load_a, tma_a = tiles.tma_load(a, c.tile_m, c.cluster[1])
-        loads_b = [tiles.tma_load(w, c.tile_n, c.cluster[0]) for w in b]
-        store, tma_out = epilogue.tma_store(out, c.epi_n)
+        load_a, tma_a = tiles.tma_load(a, c.tile_m, c.cluster[1], self.majors[0])
+        loads_b = [tiles.tma_load(w, self.fold * c.tile_n, c.cluster[0], self.majors[1]) for w in b]
+        store, tma_out = epilogue.tma_store(out, self.slot_n)
         tiles_m = cute.ceil_div(out.shape[0], c.tile_m * c.cluster[0])
         tiles_n = cute.ceil_div(out.shape[1], c.tile_n * c.cluster[1])
         self.kernel(
@@ -59,9 +124,11 @@ class WarpSpecializedGemm:
             tuple(tensor for _, tensor in loads_b),
             store,
             tma_out,
+            operands,
             Int32(tiles_m),
             Int32(tiles_n),
             Int32(cute.ceil_div(a.shape[1], tiles.TILE_K)),
+            events,
         ).launch(
             grid=(c.cluster[0], c.cluster[1], cutlass.min(Int32(tiles_m) * Int32(tiles_n), max_clusters)),
             block=(c.threads, 1, 1),
@@ -78,9 +145,9 @@ class WarpSpecializedGemm:
         class Storage:
             barriers: cute.struct.MemRange[cutlass.Int64, 2 * c.stages]
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, c.tile_m * ring], SMEM_HEADER]
-            b: cute.struct.Align[cute.struct.MemRange[self.dtype, self.b_parts * c.tile_n * ring], SMEM_HEADER]
+            b: cute.struct.Align[cute.struct.MemRange[self.dtype, self.columns * c.tile_n * ring], SMEM_HEADER]
             out: cute.struct.Align[
-                cute.struct.MemRange[self.dtype, c.warp_groups * c.epi_slots * 64 * c.epi_n], SMEM_HEADER
+                cute.struct.MemRange[self.out_dtype, c.warp_groups * c.epi_slots * 64 * self.slot_n], SMEM_HEADER
             ]
 
         return Storage
@@ -94,9 +161,11 @@ class WarpSpecializedGemm:
         tmas_b: tuple,
         store: cute.CopyAtom,
         tma_out: cute.Tensor,
+        operands: tuple,
         tiles_m: Int32,
         tiles_n: Int32,
         k_tiles: Int32,
+        events,
     ):
         c = self.config
         thread, _, _ = cute.arch.thread_idx()
@@ -105,87 +174,186 @@ class WarpSpecializedGemm:
         _, _, clusters = cute.arch.grid_dim()
 
         smem = memory.SmemAllocator().allocate(self.storage())
-        layout_a = tiles.operand_layout(self.dtype, c.tile_m, c.stages)
-        layout_b = tiles.operand_layout(self.dtype, self.b_parts * c.tile_n, c.stages)
-        layout_part = tiles.operand_layout(self.dtype, c.tile_n, self.b_parts * c.stages)
+        layout_a = tiles.operand_layout(self.dtype, c.tile_m, c.stages, self.majors[0])
+        layout_b = tiles.operand_layout(self.dtype, self.columns * c.tile_n, c.stages, self.majors[1])
+        layout_part = tiles.operand_layout(self.dtype, self.fold * c.tile_n, self.b_parts * c.stages, self.majors[1])
         sA = smem.a.get_tensor(layout_a.outer, swizzle=layout_a.inner)
         sB = smem.b.get_tensor(layout_b.outer, swizzle=layout_b.inner)
         sPart = smem.b.get_tensor(layout_part.outer, swizzle=layout_part.inner)
 
-        stage_bytes = tiles.tile_bytes(self.dtype, c.tile_m + self.b_parts * c.tile_n)
-        ring = mainloop.load_pipeline(smem.barriers.data_ptr(), c.stages, stage_bytes, 4 * c.warp_groups, c.cluster)
+        stage_bytes = tiles.tile_bytes(self.dtype, c.tile_m + self.columns * c.tile_n)
+        ring = mainloop.load_pipeline(smem.barriers.data_ptr(), c.stages, stage_bytes, 4 * self.sharing, c.cluster)
         pipeline_init_arrive(cluster_shape_mn=c.cluster, is_relaxed=True)
         pipeline_init_wait(cluster_shape_mn=c.cluster)
 
+        walk = Walk(tiles_m, tiles_n, first, clusters, rank_m, rank_n)
         if warp < 4:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
                 to_a, from_a = tiles.partition_load(load_a, sA, tma_a, c.tile_m, rank_n, c.cluster[1])
                 parts = [
-                    tiles.partition_load(atom, sPart, tensor, c.tile_n, rank_m, c.cluster[0])
+                    tiles.partition_load(atom, sPart, tensor, self.fold * c.tile_n, rank_m, c.cluster[0])
                     for atom, tensor in zip(loads_b, tmas_b, strict=True)
                 ]
-                mask_a, mask_b = self.multicast_masks(rank_m, rank_n)
-                state = mainloop.producer_state(c.stages)
-                for index in cutlass.range(first, tiles_m * tiles_n, clusters, unroll=1):
-                    m, n = scheduler.grouped_tile(index, tiles_m, tiles_n, Int32(c.group))
-                    m = m * c.cluster[0] + rank_m
-                    n = n * c.cluster[1] + rank_n
-                    for k in cutlass.range(k_tiles, unroll=1):
-                        ring.producer_acquire(state)
-                        full = ring.producer_get_barrier(state)
-                        cute.copy(
-                            load_a, from_a[None, m, k], to_a[None, state.index], tma_bar_ptr=full, mcast_mask=mask_a
-                        )
-                        for p in cutlass.range_constexpr(self.b_parts):
-                            cute.copy(
-                                loads_b[p],
-                                parts[p][1][None, n, k],
-                                parts[p][0][None, state.index * self.b_parts + p],
-                                tma_bar_ptr=full,
-                                mcast_mask=mask_b,
-                            )
-                        state.advance()
-                ring.producer_tail(state)
+                self.produce(ring, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, events)
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            group = cute.arch.make_warp_uniform(thread // tiles.WARP_GROUP) - 1
-            lane = thread % tiles.WARP_GROUP
-            mma = tiles.tiled_mma(self.dtype, self.b_parts * c.tile_n, c.warp_groups)
-            slice_ = mma.get_slice(group * tiles.WARP_GROUP)
-            frag_a = mma.make_fragment_A(slice_.partition_A(sA))
-            frag_b = mma.make_fragment_B(slice_.partition_B(sB))
-            acc = cute.make_rmem_tensor(mma.partition_shape_C((c.tile_m, self.b_parts * c.tile_n)), cutlass.Float32)
-            layout_slots = epilogue.slot_layout(self.dtype, c.epi_n, c.warp_groups * c.epi_slots)
+            layout_slots = epilogue.slot_layout(self.out_dtype, self.slot_n, c.warp_groups * c.epi_slots)
             slots = smem.out.get_tensor(layout_slots.outer, swizzle=layout_slots.inner)
-            copy = epilogue.stmatrix_copy(self.dtype, c.epi_n)
-            out_slabs = cute.local_tile(tma_out, (epilogue.SLOT_M, c.epi_n), (None, None))
-
-            state = mainloop.consumer_state(c.stages)
-            for index in cutlass.range(first, tiles_m * tiles_n, clusters, unroll=1):
-                m, n = scheduler.grouped_tile(index, tiles_m, tiles_n, Int32(c.group))
-                m = m * c.cluster[0] + rank_m
-                n = n * c.cluster[1] + rank_n
-                state = mainloop.multiply(ring, state, k_tiles, mma, acc, frag_a, frag_b)
-                self.store_tile(acc, m, n, group, lane, copy, slots, store, out_slabs)
-            epilogue.drain(lane)
+            group = cute.arch.make_warp_uniform(thread // tiles.WARP_GROUP) - 1
+            self.consume(
+                ring, walk, k_tiles, group, thread % tiles.WARP_GROUP, sA, sB, slots, store, tma_out, operands, events
+            )
 
     @cute.jit
-    def store_tile(self, acc, m, n, group, lane, copy, slots, store, out_slabs):
-        """Combine and store this warp group's rows of tile (m, n), one (64, epi_n) slab after the other."""
+    def produce(self, ring, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, events):
+        """The loading warp: every k-tile of every tile of this CTA, as fast as stages come back."""
         c = self.config
-        across = c.tile_n // c.epi_n
-        per_row = self.b_parts * c.tile_n // 2  # accumulators of one 64-row slab in a thread
-        for slab in cutlass.range_constexpr(c.tile_m // c.warp_groups // 64 * across):
-            row, column = slab // across, slab % across
-            base = row * per_row + column * c.epi_n // 2
+        mask_a, mask_b = self.multicast_masks(walk.rank_m, walk.rank_n)
+        state = mainloop.producer_state(c.stages)
+        log, written = self.trace.begin(events, self.cta(walk), 0)
+        writes = cute.arch.lane_idx() == 0
+        for index in cutlass.range(walk.first, walk.tiles, walk.step, unroll=1):
+            m, n = self.tile(walk, index)
+            for k in cutlass.range(k_tiles, unroll=1):
+                written = self.trace.mark(log, written, trace.WAIT, writes)
+                ring.producer_acquire(state)
+                written = self.trace.mark(log, written, trace.LOAD, writes)
+                full = ring.producer_get_barrier(state)
+                cute.copy(load_a, from_a[None, m, k], to_a[None, state.index], tma_bar_ptr=full, mcast_mask=mask_a)
+                for p in cutlass.range_constexpr(self.b_parts):
+                    to_b, from_b = parts[p]
+                    cute.copy(
+                        loads_b[p],
+                        from_b[None, n, k],
+                        to_b[None, state.index * self.b_parts + p],
+                        tma_bar_ptr=full,
+                        mcast_mask=mask_b,
+                    )
+                state.advance()
+        written = self.trace.mark(log, written, trace.WAIT, writes)
+        ring.producer_tail(state)  # nobody may leave while others still arrive at its barriers
+        written = self.trace.mark(log, written, trace.IDLE, writes)
 
-            def value(v, base=base):
-                return self.combine([acc[base + p * c.tile_n // 2 + v] for p in range(self.b_parts)])
+    @cute.jit
+    def consume(self, ring, walk, k_tiles, group, lane, sA, sB, slots, store, tma_out, operands, events):
+        """A consumer warp group: multiply, evaluate the tree, store; every tile (cooperative) or every second (pingpong)."""
+        c = self.config
+        mma, acc, frag_a, frag_b = self.accumulator(group, sA, sB)
+        out = self.output(group, lane, slots, store, tma_out, operands)
+        log, written = self.trace.begin(events, self.cta(walk), 1 + group)
+        state = mainloop.consumer_state(c.stages)
+        start = walk.first
+        step = walk.step
+        if cutlass.const_expr(c.pingpong):
+            start = walk.first + group * walk.step
+            step = 2 * walk.step
+            if group == 1:  # begins with the second tile, and gives the other one its first turn
+                state.advance(k_tiles)
+                self.your_turn(1 - group)
+        for index in cutlass.range(start, walk.tiles, step, unroll=1):
+            m, n = self.tile(walk, index)
+            if cutlass.const_expr(c.pingpong):
+                written = self.trace.mark(log, written, trace.ORDER, lane == 0)
+                self.my_turn(group)
+            if cutlass.const_expr(self.trace.on):
+                written = self.trace.mark(log, written, trace.WAIT, lane == 0)
+                ring.consumer_wait(state)
+            written = self.trace.mark(log, written, trace.MULTIPLY, lane == 0)
+            state, done = mainloop.issue(ring, state, k_tiles, mma, acc, frag_a, frag_b)
+            if cutlass.const_expr(c.pingpong):
+                if index + walk.step < walk.tiles:  # the other one has a tile to multiply
+                    self.your_turn(1 - group)
+                state.advance(k_tiles)  # its stages
+            mainloop.finish(ring, done)
+            written = self.store_tile(acc, m, n, out, log, written)
+        written = self.trace.mark(log, written, trace.WAIT, lane == 0)
+        epilogue.drain(lane)
+        written = self.trace.mark(log, written, trace.IDLE, lane == 0)
 
-            target = out_slabs[None, None, m * (c.tile_m // 64) + row * c.warp_groups + group, n * across + column]
-            slot = group * c.epi_slots + slab % c.epi_slots
-            epilogue.store_slab(value, copy, slots, slot, c.epi_slots, store, target, lane, FIRST_NAMED_BARRIER + group)
+    def tile(self, walk, index):
+        """(row, column) of this CTA's tile of cluster number `index`."""
+        m, n = scheduler.grouped_tile(index, walk.tiles_m, walk.tiles_n, Int32(self.config.group))
+        return m * self.config.cluster[0] + walk.rank_m, n * self.config.cluster[1] + walk.rank_n
+
+    def cta(self, walk):
+        return (walk.first * self.config.cluster[1] + walk.rank_n) * self.config.cluster[0] + walk.rank_m
+
+    @cute.jit
+    def my_turn(self, group):
+        """Wait until the other consumer has issued its last WGMMA."""
+        cute.arch.barrier(barrier_id=ORDER_BARRIER + group, number_of_threads=2 * tiles.WARP_GROUP)
+
+    @cute.jit
+    def your_turn(self, group):
+        """Let consumer `group` multiply. Its barrier counts 256 threads: these 128 that arrive, its own 128 that wait."""
+        cute.arch.barrier_arrive(barrier_id=ORDER_BARRIER + group, number_of_threads=2 * tiles.WARP_GROUP)
+
+    def accumulator(self, group, sA, sB):
+        """(tiled WGMMA, this warp group's fp32 accumulators, its views of the operands' stages)"""
+        c = self.config
+        mma = tiles.tiled_mma(self.dtype, self.columns * c.tile_n, self.sharing, self.majors)
+        mine = mma.get_slice(0 if c.pingpong else group * tiles.WARP_GROUP)
+        acc = cute.make_rmem_tensor(mma.partition_shape_C((c.tile_m, self.columns * c.tile_n)), cutlass.Float32)
+        return mma, acc, mma.make_fragment_A(mine.partition_A(sA)), mma.make_fragment_B(mine.partition_B(sB))
+
+    def output(self, group, lane, slots, store, tma_out, operands):
+        """What `store_tile` needs of this warp group, made once."""
+        return Output(
+            group=group,
+            lane=lane,
+            slots=slots,
+            store=store,
+            slabs=cute.local_tile(tma_out, (epilogue.SLOT_M, self.slot_n), (None, None)),
+            copy=None if self.fold > 1 else epilogue.stmatrix_copy(self.out_dtype, self.slot_n),
+            values=visitor.Slab(self.tree, operands, self.slot_n),
+            shape=tma_out.shape,
+        )
+
+    @cute.jit
+    def store_tile(self, acc, m, n, out, log, written):
+        """Evaluate the tree for this warp group's rows of tile (m, n) and store them, one (64, slot_n) slab after the other.
+
+        Returns the trace's number of events.
+        """
+        c = self.config
+        columns = self.slot_n
+        across = c.tile_n // columns
+        per_row = self.columns * c.tile_n // 2  # accumulators of one 64-row slab in a thread
+        per_part = self.fold * c.tile_n // 2
+        mine = 0 if c.pingpong else out.group  # 64-row slabs of a shared tile go round the warp groups
+
+        def corner(slab):
+            return m * (c.tile_m // 64) + slab // across * self.sharing + mine, n * across + slab % across
+
+        def load(slab):
+            row, column = corner(slab)
+            return out.values.load(out.lane, row * 64, column * columns, out.shape)
+
+        slabs = c.group_rows // 64 * across
+        ahead = load(0)
+        for slab in cutlass.range_constexpr(slabs):
+            base = slab // across * per_row + slab % across * self.fold * columns // 2
+
+            def accumulator(part, v, base=base):
+                return acc[base + part * per_part + v]
+
+            written = self.trace.mark(log, written, trace.EPILOGUE, out.lane == 0)
+            values = [out.values.value(ahead, accumulator, v) for v in range(columns // 2)]
+            if cutlass.const_expr(slab + 1 < slabs):
+                ahead = load(slab + 1)  # arrives under the store below
+
+            def value(v, values=values):
+                return values[v]
+
+            row, column = corner(slab)
+            slot = out.group * c.epi_slots + slab % c.epi_slots
+            target = out.slabs[None, None, row, column]
+            written = self.trace.mark(log, written, trace.STORE, out.lane == 0)
+            epilogue.store_slab(
+                value, out.copy, out.slots, slot, c.epi_slots, out.store, target, out.lane, STORE_BARRIER + out.group
+            )
+        return written
 
     @cute.jit
     def multicast_masks(self, rank_m, rank_n):

@@ -52,10 +52,11 @@ def mma_k_tile(mma: cute.TiledMma, acc: cute.Tensor, frag_a: cute.Tensor, frag_b
 
 
 @cute.jit
-def multiply(ring, state, k_tiles, mma: cute.TiledMma, acc: cute.Tensor, frag_a: cute.Tensor, frag_b: cute.Tensor):
-    """Consume `k_tiles` >= 1 stages into the accumulator; returns the state behind them.
+def issue(ring, state, k_tiles, mma: cute.TiledMma, acc: cute.Tensor, frag_a: cute.Tensor, frag_b: cute.Tensor):
+    """Issue the WGMMAs of `k_tiles` >= 1 stages; returns (state behind them, state of the last stage).
 
-    One WGMMA group stays in flight: stage k is handed back once group k + 1 has been issued and group k is done.
+    One WGMMA group stays in flight: stage k is handed back once group k + 1 has been issued and group k is done. The last
+    one is still in flight on return: `finish` waits for it.
     """
     ring.consumer_wait(state)
     mma_k_tile(mma, acc, frag_a, frag_b, state.index, True)
@@ -68,6 +69,19 @@ def multiply(ring, state, k_tiles, mma: cute.TiledMma, acc: cute.Tensor, frag_a:
         ring.consumer_release(done)
         done.advance()
         state.advance()
+    return state, done
+
+
+@cute.jit
+def finish(ring, done):
+    """Wait for the last WGMMA group and hand its stage back."""
     warpgroup.wait_group(0)
     ring.consumer_release(done)
+
+
+@cute.jit
+def multiply(ring, state, k_tiles, mma: cute.TiledMma, acc: cute.Tensor, frag_a: cute.Tensor, frag_b: cute.Tensor):
+    """`issue` and `finish`: consume `k_tiles` >= 1 stages into the accumulator; returns the state behind them."""
+    state, done = issue(ring, state, k_tiles, mma, acc, frag_a, frag_b)
+    finish(ring, done)
     return state

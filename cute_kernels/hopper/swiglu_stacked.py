@@ -12,6 +12,7 @@ import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Int32
 
+from . import visitor
 from .activation import silu
 from .config import TileConfig
 from .kernel import WarpSpecializedGemm
@@ -27,14 +28,17 @@ CONFIGS = (
 )
 
 
+def silu_product(gate, up):
+    return silu(gate) * up
+
+
 class SwigluStacked(WarpSpecializedGemm):
     """x (M, K), w_gate and w_up (N, K), out (M, N); all row-major with 16-byte aligned rows."""
 
     b_parts = 2
 
-    def combine(self, parts):
-        gate, up = parts
-        return silu(gate) * up
+    def default_tree(self):
+        return visitor.Apply(silu_product, (visitor.Accumulator(0), visitor.Accumulator(1)))
 
     @cute.jit
     def __call__(
@@ -44,6 +48,8 @@ class SwigluStacked(WarpSpecializedGemm):
         w_up: cute.Tensor,
         out: cute.Tensor,
         max_clusters: Int32,
+        operands: tuple,
+        events,
         stream: cuda.CUstream,
     ):
-        self.launch(x, (w_gate, w_up), out, max_clusters, stream)
+        self.launch(x, (w_gate, w_up), out, max_clusters, operands, events, stream)

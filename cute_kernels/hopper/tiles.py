@@ -1,7 +1,8 @@
 """What one CTA tile needs: a tiled WGMMA, swizzled shared-memory layouts, TMA load atoms.
 
 Notebook 01 draws these layouts, notebook 02 uses them for the first kernel; every later kernel calls them from here.
-All operands are K-major (the K index is contiguous in memory), 16-bit, with fp32 accumulators.
+Operands are 16-bit, accumulators fp32. An operand is "k"-major when its K index is contiguous in memory, as in an nn.Linear
+weight, and "mn"-major when its rows index is, as in the transpose of one.
 """
 
 import cutlass
@@ -14,38 +15,44 @@ MMA_K = 16  # K extent of one 16-bit WGMMA
 WARP_GROUP = 128  # threads that issue a WGMMA together
 
 
-def tiled_mma(dtype, n: int, warp_groups: int = 1) -> cute.TiledMma:
-    """WGMMA m64 x n x k16, `warp_groups` of them stacked along M, both operands K-major in shared memory."""
+MAJORS = {"k": OperandMajorMode.K, "mn": OperandMajorMode.MN}
+
+
+def tiled_mma(dtype, n: int, warp_groups: int = 1, majors: tuple[str, str] = ("k", "k")) -> cute.TiledMma:
+    """WGMMA m64 x n x k16, `warp_groups` of them stacked along M, both operands in shared memory; majors of A and B."""
     return sm90.make_trivial_tiled_mma(
         dtype,
         dtype,
-        OperandMajorMode.K,
-        OperandMajorMode.K,
+        MAJORS[majors[0]],
+        MAJORS[majors[1]],
         cutlass.Float32,
         (warp_groups, 1, 1),
         tiler_mn=(64, n),
     )
 
 
-def operand_layout(dtype, rows: int, stages: int | None = None) -> cute.ComposedLayout:
-    """K-major shared-memory layout (rows, TILE_K[, stages]) under the 128-byte swizzle.
+def operand_layout(dtype, rows: int, stages: int | None = None, major: str = "k") -> cute.ComposedLayout:
+    """Shared-memory layout (rows, TILE_K[, stages]) under the 128-byte swizzle.
 
-    It is a column of 8-row atoms, so a stage of 2T rows occupies the same bytes as two stages of T rows: the stacked
-    SwiGLU kernel loads through one view and multiplies through the other.
+    K-major: a column of atoms of 8 rows x 64 of K. MN-major: atoms of 64 rows x 8 of K, all of K before the next 64 rows
+    (rows is then a multiple of 64). Either way a stage of 2T rows occupies the same bytes as two stages of T rows: the
+    stacked SwiGLU kernel loads through one view and multiplies through the other.
     """
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, dtype)
-    shape = (rows, TILE_K) if stages is None else (rows, TILE_K, stages)
-    return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
+    kind = warpgroup.SmemLayoutAtomKind.K_SW128 if major == "k" else warpgroup.SmemLayoutAtomKind.MN_SW128
+    shape, order = (rows, TILE_K), (0, 1) if major == "k" else (1, 0)
+    if stages is not None:
+        shape, order = (*shape, stages), (*order, 2)
+    return cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, dtype), shape, order=order)
 
 
-def tma_load(tensor: cute.Tensor, rows: int, multicast: int = 1):
-    """(copy atom, coordinate tensor) that bring a (rows, TILE_K) box of a 2-D K-major tensor into shared memory.
+def tma_load(tensor: cute.Tensor, rows: int, multicast: int = 1, major: str = "k"):
+    """(copy atom, coordinate tensor) that bring a (rows, TILE_K) box of a 2-D tensor into shared memory.
 
     With multicast > 1 each of that many CTAs loads rows / multicast of them and sends its share to all.
     Rows and columns beyond the tensor arrive as zeros, and still count as transferred bytes.
     """
     op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    layout = operand_layout(tensor.element_type, rows)
+    layout = operand_layout(tensor.element_type, rows, major=major)
     return cpasync.make_tiled_tma_atom(op, tensor, layout, (rows, TILE_K), num_multicast=multicast)
 
 

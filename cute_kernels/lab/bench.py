@@ -6,6 +6,7 @@ A board throttles on power, so a contender that is timed later looks slower: onl
 from __future__ import annotations
 
 import functools
+import math
 import os
 import random
 import statistics
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from .. import records
+from ..device import max_clusters
 from . import style
 
 L2_BYTES = 60 << 20  # the largest L2 of the GPUs that this course targets (H200)
@@ -103,12 +105,12 @@ def _graph_timer(name: str, calls: Sequence[Callable]) -> Callable[[int], float]
     return run
 
 
-def _keep(name: str, record: dict[str, Any]) -> None:
+def keep(name: str, record: dict[str, Any]) -> None:
     if os.environ.get(RECORD) == "1":
         records.save(name, record)
 
 
-def _recorded(name: str, what: str) -> dict[str, Any] | None:
+def recorded(name: str, what: str) -> dict[str, Any] | None:
     record = records.load(name)
     print(f"{what}: {style.recorded_label(record)}" if record else f"{what}: nothing is recorded yet")
     return record
@@ -121,14 +123,14 @@ def ceilings() -> dict[str, float]:
     Measured once per process; without a Hopper GPU the recorded ones of the reference GPU, {} when there are none.
     """
     if not torch.cuda.is_available():
-        record = _recorded("ceilings", "ceilings")
+        record = recorded("ceilings", "ceilings")
         return {key: value for key, value in (record or {}).items() if key != "stamp"}
     data = torch.randn(1 << 29, device="cuda")  # 2 GiB
     into = torch.empty_like(data)
     # a pointwise kernel: a copy_ would become a memory node of the graph, which a copy engine runs more slowly
     copy = turns({"copy": [lambda: torch.neg(data, out=into)], "read": [lambda: torch.sum(data)]}, rounds=5)
     data = into = None  # their memory is wanted below
-    sets = input_sets(lambda: _operands(8192), 6 * 8192**2)
+    sets = input_sets(lambda: _operands(8192, 8192, 8192), 6 * 8192**2)
     gemm = turns({"gemm": [lambda s=s: torch.mm(s[0], s[1].T, out=s[2]) for s in sets]}, rounds=5)
     found = {
         "copy_tbs": 2 * (4 << 29) / copy["copy"].median_us / 1e6,
@@ -136,23 +138,47 @@ def ceilings() -> dict[str, float]:
         "gemm_tflops": max(2 * 8192**3 / us / 1e6 for us in gemm["gemm"].samples),
     }
     found = {key: round(value, 3) for key, value in found.items()}
-    _keep("ceilings", found)
+    keep("ceilings", found)
     return found
 
 
-def _operands(size: int) -> list[torch.Tensor]:
-    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return [a, b, torch.empty_like(a)]
+def _operands(m: int, n: int, k: int) -> list[torch.Tensor]:
+    a, b = (torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
+    return [a, b, a.new_empty(m, n)]
+
+
+def size_name(size: Sequence[int]) -> str:
+    """ "4096³" or "4096 x 9728 x 896"."""
+    return f"{size[0]}³" if len(set(size)) == 1 else " x ".join(map(str, size))
+
+
+ALL_TILES = 1 << 30  # more clusters than any output has tiles
+
+
+def launcher(kernel: Any, persistent: bool = True) -> Callable:
+    """A compiled `gemm` variant as the function of (a, b, out) that `check.gemm` and `gemm_row` take.
+
+    persistent: as many clusters as fit at once walk over the tiles; False: one for each tile, as in notebook 04.
+    """
+    along_m, along_n = kernel.config.cluster
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        clusters = max_clusters(a.device, along_m * along_n) if persistent else ALL_TILES
+        kernel(a, b, out, clusters, (), None)
+
+    return run
 
 
 def gemm_row(
     kernel: Callable,
     step: str,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int | tuple[int, int, int]] = SIZES,
     beside: dict[str, Callable] | None = None,
     prefix: str = "ladder",
 ):
-    """A notebook's row in the ladder: kernel(a, b, out) beside cuBLAS at size^3, bf16, in one run, as a pandas table.
+    """A notebook's row in the ladder: kernel(a, b, out) beside cuBLAS, bf16, in one run, as a pandas table.
+
+    sizes: n for n^3, or (M, N, K).
 
     beside: more contenders of the same form, such as {"ck.gemm": lambda a, b, out: ck.gemm(a, b, out=out)}.
     Kept as record "<prefix>_<step>" while notebooks are recorded; "ladder" is what `ladder` draws.
@@ -160,24 +186,25 @@ def gemm_row(
     """
     name = f"{prefix}_{step}"
     if not torch.cuda.is_available():
-        record = _recorded(name, f"{prefix}, {step}")
+        record = recorded(name, f"{prefix}, {step}")
         return None if record is None else _table(record)
     top = ceilings()["gemm_tflops"]
     rows = []
     for size in sizes:
-        sets = input_sets(lambda size=size: _operands(size), 6 * size**2, most=4)
+        m, n, k = shape = (size,) * 3 if isinstance(size, int) else size
+        sets = input_sets(lambda shape=shape: _operands(*shape), 2 * (m * k + n * k + m * n), most=4)
         contenders = {"cuBLAS": lambda a, b, out: torch.mm(a, b.T, out=out), step: kernel, **(beside or {})}
         times = turns({who: [lambda s=s, f=f: f(*s) for s in sets] for who, f in contenders.items()})
-        rows.append({"size": size, "us": {who: round(t.median_us, 2) for who, t in times.items()}})
+        rows.append({"size": list(shape), "us": {who: round(t.median_us, 2) for who, t in times.items()}})
         del sets
     record = {"step": step, "ceiling_tflops": top, "rows": rows}
-    _keep(name, record)
+    keep(name, record)
     return _table(record)
 
 
-def tflops(size: int, us: float) -> float:
-    """TFLOP/s of a size^3 GEMM that took `us` microseconds."""
-    return 2.0 * size**3 / us / 1e6
+def tflops(size: Sequence[int], us: float) -> float:
+    """TFLOP/s of an M x N x K GEMM that took `us` microseconds."""
+    return 2.0 * math.prod(size) / us / 1e6
 
 
 def _table(record: dict[str, Any]):
@@ -190,7 +217,7 @@ def _table(record: dict[str, Any]):
             speed = tflops(row["size"], us)
             lines.append(
                 {
-                    "M = N = K": row["size"],
+                    "M x N x K": size_name(row["size"]),
                     "contender": who,
                     "us": us,
                     "TFLOP/s": round(speed),
@@ -198,7 +225,7 @@ def _table(record: dict[str, Any]):
                     "of the ceiling": f"{100 * speed / record['ceiling_tflops']:.0f} %",
                 }
             )
-    return pd.DataFrame(lines).set_index(["M = N = K", "contender"])
+    return pd.DataFrame(lines).set_index(["M x N x K", "contender"])
 
 
 def steps() -> list[dict[str, Any]]:
@@ -234,7 +261,7 @@ def ladder():
             axis.text(max(speed, theirs) * 1.02, y, f"{100 * speed / theirs:.0f} % of cuBLAS", va="center", fontsize=8)
         axis.set_yticks(range(len(bars)), [who.replace("_", " ") for who, _, _ in bars])
         axis.set_xlim(0, 1.45 * max(max(speed, theirs) for _, speed, theirs in bars))
-        axis.set_title(f"{size}³, bf16")
+        axis.set_title(f"{size_name(size)}, bf16")
         axis.set_xlabel("TFLOP/s (line: cuBLAS, same run)")
     np.atleast_1d(axes)[0].invert_yaxis()
     figure.suptitle(style.recorded_label(found[-1]), fontsize=8)

@@ -263,3 +263,22 @@ def grouped_bars(values: Mapping[str, Mapping[str, float]], ylabel: str, title: 
     axis.set(ylabel=ylabel, title=title)
     axis.legend(fontsize=7, ncols=len(series), loc="upper left", bbox_to_anchor=(0, -0.1))
     return _done(figure)
+
+
+def tile_orders(orders: Mapping[int, Any], tiles: tuple[int, int], wave: int, title: str = ""):
+    """How a scheduler walks a (rows, columns) grid of tiles: group -> (row, column) of each tile number, in turn. Colour is the tile's
+    number, the tiles of the first wave are outlined."""
+    style.apply()
+    figure, axes = plt.subplots(1, len(orders), figsize=(1.9 * len(orders), 3.4), sharey=True)
+    for axis, (group, walk) in zip(np.atleast_1d(axes), orders.items(), strict=True):
+        number = np.zeros(tiles)
+        for i, (m, n) in enumerate(walk.tolist()):
+            number[m, n] = i
+        axis.imshow(number, cmap="viridis", aspect="auto")
+        for m, n in walk[:wave].tolist():
+            axis.add_patch(Rectangle((n - 0.5, m - 0.5), 1, 1, fill=False, edgecolor=style.COLORS["store"], lw=0.7))
+        axis.set(title=f"group {group}", xlabel="tile column")
+        axis.spines[:].set_visible(False)
+    np.atleast_1d(axes)[0].set_ylabel("tile row")
+    figure.suptitle(title, fontsize=9)
+    return _done(figure)

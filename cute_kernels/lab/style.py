@@ -13,6 +13,7 @@ COLORS = {
     "epilogue": "#f4a261",
     "store": "#e76f51",
     "wait": "#b0b7c0",
+    "order": "#8d6e63",
     "bad": "#d62839",
     "floor": "#b5179e",
 }

@@ -51,11 +51,9 @@ def test_instructions(compiled, name, config, dtype):
     n = config.tile_n * spec.b_parts
     kind = {"bfloat16": "bf16", "float16": "f16"}[dtype]
     assert f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind}" in c.ptx
-    assert c.instructions["HGMMA"] == 2 * 4 * (
-        config.tile_m // config.warp_groups // 64
-    )  # first k-tile and loop, 4 k-blocks
+    assert c.instructions["HGMMA"] == 2 * 4 * (config.group_rows // 64)  # first k-tile and loop, 4 k-blocks
     assert c.instructions["UTMALDG"] == 1 + spec.b_parts
-    slabs = config.tile_m // config.warp_groups // 64 * (config.tile_n // config.epi_n)
+    slabs = config.group_rows // 64 * (config.tile_n // config.epi_n)
     assert c.instructions["UTMASTG"] == slabs
     multicast = sum(count for m, count in c.mnemonics.items() if m.startswith("UTMALDG") and "MULTICAST" in m)
     assert multicast == (1 if config.cluster[1] > 1 else 0) + (spec.b_parts if config.cluster[0] > 1 else 0)
@@ -63,7 +61,7 @@ def test_instructions(compiled, name, config, dtype):
     assert c.mnemonics["WARPGROUP.ARRIVE"] == 2 and c.mnemonics["WARPGROUP.DEPBAR.LE"] == 2
     assert "CALL" not in c.instructions  # no slow division in the activation
     if name == "swiglu_stacked":
-        per_thread = config.tile_m * config.tile_n // (128 * config.warp_groups)
+        per_thread = config.group_rows * config.tile_n // 128
         assert c.instructions["MUFU.EX2"] == per_thread  # one ex2 and one rcp of an output element
         assert c.instructions["MUFU.RCP"] >= per_thread
 
@@ -107,7 +105,7 @@ def test_wgmma_kernel_is_not_for_blackwell():
     with pytest.raises(ValueError, match="arch is 'sm_100a', but kernel 'gemm' is written for sm_90a"):
         ck.compile_only("gemm", arch="sm_100a")
     spec = registry.get("gemm")
-    args = [*(ck.fake_matrix("bfloat16") for _ in range(3)), compiling.cutlass.Int32(1), ck.env_stream()]
+    args = [*(ck.fake_matrix("bfloat16") for _ in range(3)), compiling.cutlass.Int32(1), (), None, ck.env_stream()]
     with pytest.raises(ck.CompileError, match="gemm for sm_100a.*sm_90a"):
         ck.build(spec.factory(spec.configs[0], compiling.DTYPES["bfloat16"]), args, arch="sm_100a", name="gemm")
 

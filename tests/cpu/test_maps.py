@@ -60,32 +60,35 @@ def test_wrong_pairing_is_caught():
     assert not (mn[:, 0::2, 1] + 128 == mn[:, 1::2, 1]).all()
 
 
-def test_stacked_stage_is_two_stages_of_half_the_rows():
+@pytest.mark.parametrize("major", ["k", "mn"])
+def test_stacked_stage_is_two_stages_of_half_the_rows(major):
     """Bytes of stage s of (2T, 64) are those of stages 2s and 2s + 1 of (T, 64): two loads fill what one WGMMA reads."""
     found = {}
 
     @cute.jit
     def probe(t: cutlass.Constexpr, stages: cutlass.Constexpr):
-        whole = tiles.operand_layout(cutlass.BFloat16, 2 * t, stages).outer
-        part = tiles.operand_layout(cutlass.BFloat16, t, 2 * stages).outer
+        whole = tiles.operand_layout(cutlass.BFloat16, 2 * t, stages, major).outer
+        part = tiles.operand_layout(cutlass.BFloat16, t, 2 * stages, major).outer
         found["whole"] = [whole((r, k, s)) for s in range(stages) for r in range(2 * t) for k in range(64)]
         found["part"] = [
             part((r % t, k, 2 * s + r // t)) for s in range(stages) for r in range(2 * t) for k in range(64)
         ]
 
-    for t in (32, 64, 128):
+    for t in (32, 64, 128) if major == "k" else (64, 128):
         probe(t, 3)
         assert found["whole"] == found["part"]
         assert sorted(found["whole"]) == list(range(3 * 2 * t * 64))
 
 
-@pytest.mark.parametrize("columns", sorted(epilogue.ATOMS))
-def test_slots_hold_each_element_once(columns):
+@pytest.mark.parametrize("dtype", [cutlass.BFloat16, cutlass.Float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("row_bytes", sorted(epilogue.ATOMS))
+def test_slots_hold_each_element_once(row_bytes, dtype):
     found = {}
+    columns = row_bytes * 8 // dtype.width
 
     @cute.jit
     def probe():
-        layout = epilogue.slot_layout(cutlass.BFloat16, columns, 3).outer
+        layout = epilogue.slot_layout(dtype, columns, 3).outer
         found["at"] = [layout((m, n, s)) for s in range(3) for m in range(64) for n in range(columns)]
 
     probe()

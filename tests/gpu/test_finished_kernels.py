@@ -4,9 +4,12 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import cute_kernels as ck
+from cute_kernels import epilogue as ep
 from cute_kernels import validate
+from cute_kernels.lab import child
 
 DEVICE = "cuda"
 SHAPES = [(1, 64, 64), (63, 264, 72), (65, 8, 8), (129, 1032, 520), (1000, 256, 4096), (300, 4864, 896)]
@@ -168,3 +171,83 @@ def test_short_k_many_tiles_is_repeatable(m):
         first = ck.swiglu(x, g, u, kernel="stacked", config=config)
         for _ in range(50):
             assert torch.equal(first, ck.swiglu(x, g, u, kernel="stacked", config=config)), config.name
+
+
+@pytest.mark.parametrize("config", ck.kernels()[0].configs, ids=lambda c: c.name)
+def test_gemm_is_repeatable(config):
+    """200 launches over many short tiles, bit for bit the same."""
+    a = torch.randn(300, 64, device=DEVICE).bfloat16()
+    (b,) = weights(16384, 64, 1)
+    first = ck.gemm(a, b, config=config)
+    for _ in range(200):
+        assert torch.equal(first, ck.gemm(a, b, config=config))
+
+
+def test_ones_give_exactly_k():
+    for config in ck.kernels()[0].configs:
+        for k in (8, 64, 320, 16384):
+            a, b = (torch.ones(n, k, device=DEVICE, dtype=torch.bfloat16) for n in (130, 264))
+            assert (ck.gemm(a, b, out_dtype=torch.float32, config=config) == k).all(), (config.name, k)
+
+
+@pytest.mark.parametrize("config", [c for c in ck.kernels()[0].configs if c.pingpong], ids=lambda c: c.name)
+def test_pingpong_ends_with_any_number_of_tiles(config):
+    """A consumer without a tile, an odd count, one more than a wave: in a child, for what fails here hangs."""
+    outcome = child.run(
+        f"""
+import torch
+import cute_kernels as ck
+
+config = ck.kernels()[0].configs[{ck.kernels()[0].configs.index(config)}]
+rows, columns = config.tile_m * config.cluster[0], config.tile_n * config.cluster[1]
+for k in (64, 64 * config.stages - 8, 64 * config.stages + 64):
+    for tiles in (1, 2, 3, 65, 66, 67, 131, 132, 133, 197, 198, 199, 263, 264, 265):
+        a = torch.randn(rows, k, device="cuda").bfloat16()
+        b = torch.randn(columns * tiles, k, device="cuda").bfloat16()
+        out = torch.full((rows, columns * tiles), float("nan"), device="cuda", dtype=torch.bfloat16)
+        ck.gemm(a, b, out=out, config=config)
+        ref = ck.reference.gemm(a, b)
+        error = ((out.float() - ref).norm() / ref.norm()).item()
+        assert error < 0.003, (k, tiles, error)
+print("right")
+""",
+        90,
+    )
+    assert outcome.finished and outcome.stdout.strip() == "right", outcome
+
+
+@pytest.mark.parametrize("m", [1, 129, 1000])
+def test_epilogue(m):
+    a = torch.randn(2, m, 200, device=DEVICE).bfloat16()
+    (b,) = weights(520, 200, 1)
+    bias, scale = torch.randn(520, device=DEVICE).bfloat16(), torch.rand(2 * m, device=DEVICE)
+    residual = torch.randn(2, m, 520, device=DEVICE).bfloat16()
+    acc = (a.double() @ b.double().T) * scale.double().view(2, m, 1)
+    for make, fn in (
+        (ep.gelu, F.gelu),
+        (ep.gelu_tanh, lambda t: F.gelu(t, approximate="tanh")),
+        (ep.silu, F.silu),
+        (ep.relu, F.relu),
+        (lambda e: ep.cast(torch.bfloat16, e), lambda t: t.bfloat16().double()),
+    ):
+        out = ck.gemm(a, b, epilogue=make(ep.acc * ep.column(scale) + ep.row(bias)) + ep.load(residual))
+        assert rel(out, fn(acc + bias.double()) + residual.double()) < 0.003
+    want = (acc + residual.double()).clone()
+    assert ck.gemm(a, b, epilogue=ep.acc * ep.column(scale) + ep.load(residual), out=residual) is residual
+    assert rel(residual, want) < 0.003
+
+
+def test_epilogue_keeps_nan():
+    a, b = torch.randn(70, 64, device=DEVICE).bfloat16(), torch.randn(64, 64, device=DEVICE).bfloat16()
+    a[7] = math.nan
+    for activation in (ep.relu, ep.gelu, ep.silu, ep.gelu_tanh):
+        bad = ck.gemm(a, b, epilogue=activation(ep.acc)).isnan()
+        assert bad[7].all() and bad.sum() == 64
+
+
+def test_transposed_operands():
+    a, b = torch.randn(200, 264, device=DEVICE).bfloat16(), torch.randn(136, 264, device=DEVICE).bfloat16()
+    want = ck.gemm(a, b)
+    ta, tb = a.T.contiguous().T, b.T.contiguous().T
+    for x, w in ((ta, b), (a, tb), (ta, tb)):
+        assert torch.equal(ck.gemm(x, w), want)

@@ -1,0 +1,215 @@
+"""The epilogue as a small tree: what becomes of an accumulator before it is stored.
+
+A node says what fp32 value stands at one element of the output. Leaves: `Accumulator` (one per B operand), `Scalar`, `Row` (one
+value per column, a bias), `Column` (one per row), `Load` (a matrix as large as the output). Inner nodes: `Apply` (any plain
+Python function of fp32 values: activations, sums, the product of a gate and an up projection), `Cast` (rounding on the way),
+`Pairs` (a function of two adjacent columns; it halves the width). The root is stored.
+
+The tree is static: it is walked while the kernel is traced, and leaves nothing but its arithmetic. Its run-time data are the
+leaves' operands, given to the launch as one tuple; a leaf knows its place in it. Loads of a slab (64 rows of one store slot) are
+issued one slab ahead, so they arrive under the store of the slab before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node; `inputs` are its children, outermost last."""
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return ()
+
+    def walk(self):
+        """Every node below and this one, each once, children first."""
+        seen: dict[Node, None] = {}
+        for child in self.inputs:
+            seen.update(dict.fromkeys(child.walk()))
+        seen[self] = None
+        return tuple(seen)
+
+
+@dataclass(frozen=True)
+class Accumulator(Node):
+    """a @ B_part.T"""
+
+    part: int = 0
+
+
+@dataclass(frozen=True)
+class Operand(Node):
+    """A leaf with run-time data: number `slot` of the launch's tuple, of this dtype."""
+
+    slot: int
+    dtype: str = "float32"
+
+
+class Scalar(Operand):
+    """One fp32 number for the whole output."""
+
+
+class Row(Operand):
+    """A vector of N values, one per column."""
+
+
+class Column(Operand):
+    """A vector of M values, one per row."""
+
+
+class Load(Operand):
+    """A row-major (M, N) matrix."""
+
+
+@dataclass(frozen=True)
+class Apply(Node):
+    """function(*inputs) on fp32 values. Functions are compared by identity: define them once, not in a loop."""
+
+    function: Callable
+    arguments: tuple[Node, ...]
+
+    @property
+    def inputs(self):
+        return self.arguments
+
+
+@dataclass(frozen=True)
+class Cast(Node):
+    """The input rounded to `dtype` ("bfloat16", "float16") and back to fp32."""
+
+    dtype: Any
+    input: Node
+
+    @property
+    def inputs(self):
+        return (self.input,)
+
+
+@dataclass(frozen=True)
+class Pairs(Node):
+    """function(left, right) of two adjacent columns 2j and 2j + 1 of the input: column j of a result of half the width."""
+
+    function: Callable
+    input: Node
+
+    @property
+    def inputs(self):
+        return (self.input,)
+
+
+def halves(root: Node) -> bool:
+    """Whether the result has half as many columns as the accumulator. ValueError when the accumulator is used outside of the
+    pairs, too, or pairs are made of pairs: the widths would not fit."""
+    found = any(isinstance(node, Pairs) for node in root.walk())
+    if found:
+        inner = below_pairs(root)
+        outside = set()
+
+        def visit(node: Node) -> None:
+            outside.add(node)
+            for child in () if isinstance(node, Pairs) else node.inputs:
+                visit(child)
+
+        visit(root)
+        if any(isinstance(node, Accumulator) for node in outside) or any(isinstance(node, Pairs) for node in inner):
+            raise ValueError("pairs(...) halves the width: what it is combined with must have the output's width")
+        if any(isinstance(node, Operand) and not isinstance(node, Scalar) and node in outside for node in inner):
+            raise ValueError("an operand stands both inside and outside of pairs(...): it has one width only")
+    return found
+
+
+def leaves(root: Node, kind: type = Operand) -> tuple[Node, ...]:
+    """The leaves of a kind, each once, in the order of their slots."""
+    found = [node for node in root.walk() if isinstance(node, kind)]
+    return tuple(sorted(found, key=lambda node: getattr(node, "slot", 0)))
+
+
+def below_pairs(root: Node) -> frozenset[Node]:
+    """The nodes whose values still have the accumulator's columns, two for each of the result's."""
+    return frozenset(inner for node in root.walk() if isinstance(node, Pairs) for inner in node.input.walk())
+
+
+class Slab:
+    """The values of one slab's operand leaves in registers, and the evaluation of the tree on them.
+
+    A thread's value v of a 64 x columns slab sits, as WGMMA leaves it, in row 16 * warp + lane / 4 + 8 * (v / 2 % 2) and column
+    8 * (v / 4) + 2 * (lane % 4) + v % 2. Value v of a result of half the width comes from values 2v and 2v + 1, so it sits in
+    row 16 * warp + lane / 4 + 8 * (v % 2) and column 4 * (v / 2) + lane % 4.
+    Rows and columns beyond the output are read from its last ones; nobody stores them.
+    """
+
+    def __init__(self, root: Node, operands, columns: int):
+        self.root = root
+        self.operands = operands
+        self.columns = columns  # of the result
+        self.inner = below_pairs(root)
+        self.halved = halves(root)
+
+    def load(self, thread, m0, n0, shape):
+        """Issue the loads of the slab whose corner is (m0, n0); shape: (M, N) of the output. Returns leaf -> values."""
+        row = m0 + thread // 32 * 16 + thread % 32 // 4
+        rows = [cutlass.min(row + i, shape[0] - 1) for i in (0, 8)]
+        wide = 2 if self.halved else 1  # accumulator columns of one of the result's
+        first = n0 * wide + thread % 4 * 2
+        pairs = [cutlass.min(first + i, shape[1] * wide - 2) // 2 for i in range(0, self.columns * wide, 8)]
+        singles = [cutlass.min(n0 + thread % 4 + i, shape[1] - 1) for i in range(0, self.columns, 4)]
+        held = {}
+        for leaf in leaves(self.root):
+            data = self.operands[leaf.slot]
+            single = self.halved and leaf not in self.inner
+            if isinstance(leaf, Scalar):
+                held[leaf] = data
+            elif isinstance(leaf, Column):
+                held[leaf] = [data[r] for r in rows]
+            elif isinstance(leaf, Row):
+                held[leaf] = [data[s] for s in singles] if single else [_pair(data, (2,), (p,)) for p in pairs]
+            elif single:
+                held[leaf] = [[data[r, s] for r in rows] for s in singles]
+            else:
+                held[leaf] = [[_pair(data, (1, 2), (r, p)) for r in rows] for p in pairs]
+        return held
+
+    def value(self, held, accumulator: Callable, v: int):
+        """fp32 value number v of a thread's share of the result; accumulator(part, v) gives the accumulators."""
+        known: dict[tuple[Node, int], Any] = {}
+
+        def at(node: Node, v: int):
+            if (node, v) not in known:
+                known[node, v] = self._evaluate(node, v, held, accumulator, at)
+            return known[node, v]
+
+        return at(self.root, v)
+
+    def _evaluate(self, node, v, held, accumulator, at):
+        if isinstance(node, Accumulator):
+            return accumulator(node.part, v)
+        if isinstance(node, Scalar):
+            return held[node]
+        if isinstance(node, Operand):
+            single = self.halved and node not in self.inner
+            block, row, side = (v // 2, v % 2, None) if single else (v // 4, v // 2 % 2, v % 2)
+            if isinstance(node, Column):
+                return held[node][row].to(cutlass.Float32)
+            found = held[node][block] if isinstance(node, Row) else held[node][block][row]
+            return (found if single else found[side]).to(cutlass.Float32)
+        if isinstance(node, Cast):
+            return at(node.input, v).to(DTYPES[node.dtype]).to(cutlass.Float32)
+        if isinstance(node, Pairs):
+            return node.function(at(node.input, 2 * v), at(node.input, 2 * v + 1))
+        return node.function(*(at(child, v) for child in node.inputs))
+
+
+def _pair(data: cute.Tensor, tile: tuple, where: tuple) -> cute.Tensor:
+    """Two adjacent values of global memory in registers, by one load."""
+    values = cute.make_rmem_tensor((2,), data.element_type)
+    cute.autovec_copy(cute.local_tile(data, tile, where)[(None,) if len(tile) == 1 else (0, None)], values)
+    return values
