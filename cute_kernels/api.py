@@ -390,7 +390,11 @@ def _launch(
     if config is None:
         config = chosen(name, a.shape[0], out.shape[1], a.shape[1], a.device, variant.majors)
     key = (name, config, a.dtype, index, variant)
-    entry = _compiled.get(key)
+    try:
+        entry = _compiled.get(key)
+    except TypeError:  # an unhashable field of the configuration: say which
+        registry.get(name).check(config, variant.majors)
+        raise
     if entry is None:
         entry = _load(key, a.device)
     kernel, clusters = entry

@@ -7,7 +7,7 @@ microseconds with inputs that rotate through more than L2; only ratios within on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from .models import QWEN25
 from .registry import get
 
 GEMM_SIZES = (2048, 4096, 8192)
+GEMM_ROWS = (1024, 2048, 4096, 8192)  # tokens of the gate-up GEMMs
 SWIGLU_ROWS = (1, 16, 64, 256, 1024, 4096)
 
 
@@ -58,17 +59,25 @@ def time_swiglu(model: str, m: int, contenders: dict[str, Callable], rounds: int
     return row
 
 
-def time_gemm(size: int, rounds: int = 7) -> dict[str, Any]:
-    """One row: size^3 bf16 GEMM beside cuBLAS."""
+def gemm_shapes() -> dict[str, tuple[int, int, int]]:
+    """label -> (M, N, K): cubes, and each model's gate and up projections as one GEMM of 2N columns."""
+    found = {f"{size}^3": (size, size, size) for size in GEMM_SIZES}
+    for model, (k, n) in QWEN25.items():
+        found.update({f"{model} M={m}": (m, 2 * n, k) for m in GEMM_ROWS})
+    return found
+
+
+def time_gemm(m: int, n: int, k: int, rounds: int = 7) -> dict[str, Any]:
+    """One row: a bf16 GEMM, (m, k) times (n, k) transposed, beside cuBLAS."""
     from .lab import bench
 
     spec = get("gemm")
 
     def make() -> list[torch.Tensor]:
-        a, b = validate.inputs(spec, size, size, size, torch.bfloat16)
-        return [a, b, torch.empty_like(a)]
+        a, b = validate.inputs(spec, m, n, k, torch.bfloat16)
+        return [a, b, a.new_empty(m, n)]
 
-    sets = bench.input_sets(make, bytes_per_set=6 * size * size)
+    sets = bench.input_sets(make, bytes_per_set=2 * (m * k + n * k + m * n))
     times = bench.turns(
         {
             "cuBLAS": [lambda s=s: torch.mm(s[0], s[1].T, out=s[2]) for s in sets],
@@ -76,9 +85,9 @@ def time_gemm(size: int, rounds: int = 7) -> dict[str, Any]:
         },
         rounds=rounds,
     )
-    config = api.chosen("gemm", size, size, size, sets[0][0].device)
+    config = api.chosen("gemm", m, n, k, sets[0][0].device)
     return {
-        "size": size,
+        "size": [m, n, k],
         "config": config.name,
         "us": {name: round(t.median_us, 2) for name, t in times.items()},
         "spread": {name: round(t.spread, 4) for name, t in times.items()},
@@ -88,6 +97,12 @@ def time_gemm(size: int, rounds: int = 7) -> dict[str, Any]:
 def speedup(row: dict[str, Any], over: str, ours: str = "ours (auto)") -> float:
     """Their time / ours: above 1 means that ours is faster."""
     return row["us"][over] / row["us"][ours]
+
+
+def summary(ratios: Iterable[float]) -> tuple[float, float]:
+    """(geometric mean, minimum)"""
+    found = list(ratios)
+    return math.exp(sum(map(math.log, found)) / len(found)), min(found)
 
 
 def print_row(label: str, row: dict[str, Any], flops: float) -> None:
@@ -102,7 +117,7 @@ def main(
     compiled: bool = True,
 ) -> int:
     """Time everything on this GPU and print it; `record` keeps it."""
-    from .lab import bench
+    from .lab import bench, ladder
 
     if not torch.cuda.is_available():
         print("bench needs a Hopper GPU; `python -m cute_kernels demo` shows what is recorded")
@@ -110,12 +125,15 @@ def main(
     with torch.no_grad():
         ceilings = bench.ceilings()
         gemm_rows = []
-        for size in GEMM_SIZES:
-            gemm_rows.append(time_gemm(size))
-            print_row(f"{size}^3", gemm_rows[-1], 2.0 * size**3)
+        wanted = models.split(",")
+        for label, shape in gemm_shapes().items():
+            if label.endswith("^3") or label.split()[0] in wanted:
+                gemm_rows.append({"label": label, **time_gemm(*shape)})
+                print_row(label, gemm_rows[-1], 2.0 * math.prod(shape))
+                torch.cuda.empty_cache()
         contenders = swiglu_contenders(compiled)
         swiglu_rows = []
-        for model in models.split(","):
+        for model in wanted:
             for m in map(int, rows.split(",")):
                 swiglu_rows.append(time_swiglu(model, m, contenders))
                 print_row(f"{model} M={m}", swiglu_rows[-1], 4.0 * m * math.prod(QWEN25[model]))
@@ -124,12 +142,16 @@ def main(
         spec.name: {"digest": evidence.bench_digest(spec.module), "rows": found}
         for spec, found in ((get("gemm"), gemm_rows), (get("swiglu_stacked"), swiglu_rows))
     }
+    mean, least = summary(speedup(r, "cuBLAS", "gemm") for r in gemm_rows)
+    print(f"gemm: cuBLAS / ours: geometric mean {mean:.3f}, min {least:.3f}")
     for over in ("eager", "torch.compile", "gemm"):
         ratios = [speedup(r, over) for r in swiglu_rows if over in r["us"]]
         if ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            print(f"{over} / ours: geometric mean {mean:.3f}, min {min(ratios):.3f}, max {max(ratios):.3f}")
+            mean, least = summary(ratios)
+            print(f"{over} / ours: geometric mean {mean:.3f}, min {least:.3f}, max {max(ratios):.3f}")
     if record:
+        with torch.no_grad():
+            records.save("ladder", ladder.measure())
         file = records.save("bench", {"ceilings": dict(ceilings), "kernels": entries})
         print("recorded in", file.relative_to(records.ROOT))
     return 0

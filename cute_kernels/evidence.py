@@ -1,8 +1,9 @@
 """Is what was measured still about today's code? Digests of sources against those in the records and notebooks.
 
-A kernel's digest (its numerics) covers its module and every module of this package that it imports, comments, docstrings
-and blank lines left out: a change of prose asks for nothing. That of its speed covers the choice of configurations and the
-benchmark too. A notebook's covers its code cells and the kernel parts (hopper/, blackwell/) that they import.
+A kernel's digest covers its module and every module of this package that it imports, comments, docstrings and blank lines
+left out: a change of prose asks for nothing. That of its numerics covers compilation, references and the validation too,
+that of its speed the choice of configurations and the benchmark. A notebook's covers its code cells and the kernel parts
+(hopper/, blackwell/) that they import, the ladder's the cells of its steps.
 """
 
 from __future__ import annotations
@@ -120,6 +121,20 @@ def _code(module: str) -> str:
     return code_only(module_file(module).read_text())
 
 
+JUDGED = (
+    "cute_kernels.compile",
+    "cute_kernels.epilogue",
+    "cute_kernels.reference",
+    "cute_kernels.validate",
+)  # what else decides a figure of validation.json
+
+
+@functools.cache
+def validation_digest(module: str) -> str:
+    """Digest of what affects the recorded numerics of the kernel written in `module`."""
+    return digest([kernel_digest(module), *map(_code, JUDGED)])
+
+
 TIMED = (
     "cute_kernels.hopper.choose",
     "cute_kernels.benchmark",
@@ -133,9 +148,21 @@ def bench_digest(module: str) -> str:
     return digest([kernel_digest(module), *map(_code, TIMED)])
 
 
+@functools.cache
+def ladder_digest() -> str:
+    """Digest of what affects the recorded ladder: the steps' kernel cells with what they import, `gemm` and the benchmark."""
+    from .lab import ladder
+
+    steps = [cell for step in ladder.STEPS for cell in (*ladder.cells(step), step.build)]
+    return digest([cells_digest(steps), bench_digest("cute_kernels.hopper.gemm")])
+
+
 def notebook_digest(notebook: dict[str, Any]) -> str:
     """Digest of a notebook's code cells (outputs left out) and of the kernel parts that they import."""
-    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    return cells_digest(["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"])
+
+
+def cells_digest(cells: list[str]) -> str:
     parts = set()
     for cell in cells:
         code = "\n".join(line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
@@ -154,7 +181,7 @@ def of_kernel(spec: Any, gpu: str = records.REFERENCE_GPU) -> Evidence:
     entry = ((records.load("validation", gpu) or {}).get("kernels") or {}).get(spec.name)
     if not entry:
         return Evidence(spec.name, gpu, "", 0, None, "missing")
-    status = "failed" if entry["failures"] else _status(entry["digest"], kernel_digest(spec.module), entry["stamp"])
+    status = "failed" if entry["failures"] else _status(entry["digest"], validation_digest(spec.module), entry["stamp"])
     return Evidence(
         spec.name,
         entry["stamp"]["gpu"],
@@ -193,13 +220,25 @@ def of_bench(gpu: str = records.REFERENCE_GPU) -> list[Evidence]:
     return found
 
 
+def of_ladder(gpu: str = records.REFERENCE_GPU) -> Evidence:
+    """What ladder.json says: every step of the course in one run."""
+    record = records.load("ladder", gpu)
+    if not record:
+        return Evidence("ladder (bench)", gpu, "", 0, None, "missing")
+    stamp = record["stamp"]
+    status = _status(record["digest"], ladder_digest(), stamp)
+    cases = sum(len(row["us"]) for row in record["rows"])
+    return Evidence("ladder (bench)", stamp["gpu"], stamp["date"], cases, None, status)
+
+
 def table() -> list[Evidence]:
-    """Every kernel's numerics and speed, then every notebook."""
+    """Every kernel's numerics and speed, the ladder, then every notebook."""
     from .registry import kernels
 
     return [
         *(of_kernel(spec) for spec in kernels()),
         *of_bench(),
+        of_ladder(),
         *(of_notebook(file) for file in sorted(NOTEBOOKS.glob("*.ipynb"))),
     ]
 

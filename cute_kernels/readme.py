@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from . import evidence, records
-from .benchmark import speedup
+from .benchmark import speedup, summary
 
 README = records.ROOT / "README.md"
 PICTURE = "ladder.png"
@@ -38,11 +38,8 @@ def swiglu_table() -> str:
     means = []
     for over in (*names, "gemm"):
         if over != "stacked kernel" and prefill:
-            ratios = [speedup(r, over) for r in prefill]
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            means.append(
-                f"{'the bare cuBLAS GEMM' if over == 'gemm' else over} {mean:.3f} x (at least {min(ratios):.3f})"
-            )
+            mean, least = summary(speedup(r, over) for r in prefill)
+            means.append(f"{'the bare cuBLAS GEMM' if over == 'gemm' else over} {mean:.3f} x (at least {least:.3f})")
     text = "\n".join(lines)
     return (
         f"Microseconds, bf16, contenders in turns, cold L2. {_stamped(record)}\n"
@@ -60,21 +57,27 @@ def gemm_table() -> str:
     if not record:
         return "Nothing is recorded yet.\n"
     lines = [
-        "| M = N = K | cuBLAS TFLOP/s | **`ck.gemm`** TFLOP/s | of cuBLAS | of this GPU's ceiling | configuration |",
-        "|---|---|---|---|---|---|",
+        "| | M x N x K | cuBLAS TFLOP/s | **`ck.gemm`** TFLOP/s | of cuBLAS | of the ceiling | configuration |",
+        "|---|---|---|---|---|---|---|",
     ]
     ceiling = record["ceilings"]["gemm_tflops"]
-    for row in record["kernels"]["gemm"]["rows"]:
-        flops = 2.0 * row["size"] ** 3 / 1e6
+    rows = record["kernels"]["gemm"]["rows"]
+    for row in rows:
+        flops = 2.0 * math.prod(row["size"]) / 1e6
         theirs, ours = flops / row["us"]["cuBLAS"], flops / row["us"]["gemm"]
         lines.append(
-            f"| {row['size']} | {theirs:.0f} | **{ours:.0f}** | {100 * ours / theirs:.0f} % | "
+            f"| {row['label']} | {' x '.join(map(str, row['size']))} | {theirs:.0f} | **{ours:.0f}** | "
+            f"{100 * ours / theirs:.1f} % | "
             f"{100 * ours / ceiling:.0f} % | `{row['config']}` |"
         )
+    mean, least = summary(speedup(row, "cuBLAS", "gemm") for row in rows)
     return (
         f"bf16, random normal data, medians. {_stamped(record)}\n"
         f"The ceiling, {ceiling:.0f} TFLOP/s, is the fastest single sample of an 8192^3 cuBLAS "
-        "GEMM in that run: what the board gives before its power limit slows it.\n\n" + "\n".join(lines) + "\n"
+        "GEMM in that run: what the board gives before its power limit slows it.\n"
+        "Rows named after a model are the gate and up projections of Qwen-2.5 as one GEMM.\n\n"
+        + "\n".join(lines)
+        + f"\n\ncuBLAS's time over ours: geometric mean {mean:.3f}, minimum {least:.3f}.\n"
     )
 
 
@@ -86,12 +89,30 @@ def evidence_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def ladder_table() -> str:
+    """The ladder's figures and the reason for each jump."""
+    from .lab import bench, ladder
+
+    record = records.load("ladder")
+    if not record:
+        return "Nothing is recorded yet.\n"
+    rows = ladder.table(record)
+    lines = ["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|"]
+    lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
+    theirs = ", ".join(f"{bench.tflops(r['size'], r['us']['cuBLAS']):.0f}" for r in record["rows"])
+    return (
+        f"TFLOP/s (share of cuBLAS, share of the ceiling of {record['ceiling_tflops']:.0f} TFLOP/s), bf16, all in one run; "
+        f"cuBLAS: {theirs}. {_stamped(record)}\n\n" + "\n".join(lines) + "\n"
+    )
+
+
 def ladder_picture() -> str:
     return f"![TFLOP/s of each step beside cuBLAS](notebooks/measured/{records.REFERENCE_GPU}/{PICTURE})\n"
 
 
 PARTS: dict[str, Callable[[], str]] = {
     "ladder": ladder_picture,
+    "ladder_table": ladder_table,
     "swiglu": swiglu_table,
     "gemm": gemm_table,
     "evidence": evidence_table,
@@ -115,9 +136,9 @@ def main(check: bool = False) -> int:
     if check:
         print("README.md is up to date" if new == text else "README.md is out of date: python -m cute_kernels readme")
         return int(new != text)
-    from .lab import bench
+    from .lab import ladder
 
-    figure = bench.ladder()
+    figure = ladder.figure()
     if figure is not None:
         figure.savefig(records.MEASURED / records.REFERENCE_GPU / PICTURE, dpi=110)
     README.write_text(new)

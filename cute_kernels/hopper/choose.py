@@ -30,7 +30,7 @@ def predicted_seconds(config: TileConfig, m: int, n: int, k: int, b_parts: int, 
     multiply = config.tile_m * columns * 64 / MULTIPLY
     load = (config.tile_m / along_n + columns / along_m) * 64 * ELEMENT / L2
     main = -(-k // 64) * max(multiply, load)
-    epilogue = 300 + config.group_rows * config.tile_n / 5
+    epilogue = 300 + config.tile_m * config.tile_n / (5 if config.pingpong else 10)  # of one consumer, of both together
     if config.pingpong:
         cycles = waves * max(main, (main + epilogue) / 2) + epilogue
     else:

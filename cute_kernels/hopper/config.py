@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 SMEM_CAPACITY = 232_448  # bytes of dynamic shared memory one SM90 CTA can have
 SMEM_HEADER = 1024  # barriers, padded to the alignment of the first swizzled buffer
+GROUP_MOST = 1 << 12  # group * tile columns is a 32-bit product in the kernel
 ELEMENT = 2  # bytes of a bf16 or fp16 element
 STAGE_K = 64 * ELEMENT  # bytes of one row of a stage
 
@@ -73,8 +74,15 @@ class TileConfig:
 
         def need(ok: bool, text: str) -> None:
             if not ok:
-                raise ConfigError(f"config {self.name}: {text}")
+                raise ConfigError(f"config {self!r}: {text}")
 
+        for field in ("tile_m", "tile_n", "warp_groups", "stages", "epi_slots", "group"):
+            got = getattr(self, field)
+            need(type(got) is int, f"{field} is {got!r}, must be an int")
+        need(
+            isinstance(self.cluster, tuple) and len(self.cluster) == 2 and all(type(c) is int for c in self.cluster),
+            f"cluster is {self.cluster!r}, must be a tuple of two ints",
+        )
         need(
             self.schedule in ("cooperative", "pingpong"),
             f"schedule is {self.schedule!r}, allowed: cooperative, pingpong",
@@ -96,7 +104,7 @@ class TileConfig:
             f"{self.accumulators(b_parts)} accumulators per thread, at most 192 fit beside the rest in 240 registers",
         )
         need(
-            len(self.cluster) == 2 and all(c in (1, 2) for c in self.cluster),
+            all(c in (1, 2) for c in self.cluster),
             f"cluster is {self.cluster}, allowed: 1 or 2 along each axis",
         )
         for axis, extent, major in ((1, self.tile_m, majors[0]), (0, self.tile_n, majors[1])):
@@ -112,7 +120,7 @@ class TileConfig:
             self.epi_slots >= 1 and slabs % self.epi_slots == 0,
             f"epi_slots is {self.epi_slots}, must divide the {slabs} store slots of a tile",
         )
-        need(self.group >= 1, f"group is {self.group}, must be at least 1")
+        need(1 <= self.group <= GROUP_MOST, f"group is {self.group}, must be 1 to {GROUP_MOST}")
         need(
             self.smem_bytes(b_parts) <= SMEM_CAPACITY,
             f"needs {self.smem_bytes(b_parts)} bytes of shared memory, {SMEM_CAPACITY} are available",

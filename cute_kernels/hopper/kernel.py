@@ -104,10 +104,19 @@ class WarpSpecializedGemm:
         self.columns = self.b_parts * self.fold  # accumulator columns for one column of the output
         self.sharing = 1 if config.pingpong else config.warp_groups  # consumer warp groups that share a tile
         self.config = config.validate(self.columns, variant.majors)
-        self.slot_n = config.epi_n * 16 // self.out_dtype.width  # columns of a store slot
+        widest = config.epi_n * 16 // self.out_dtype.width
+        self.slot_n = visitor.slot_columns(self.tree, widest, self.spare_registers())
+        self.epi_slots = config.epi_slots * widest // self.slot_n  # of the same bytes in all
 
     def default_tree(self) -> visitor.Node:
         return visitor.Accumulator()
+
+    def spare_registers(self) -> int:
+        """Registers of a consumer thread that may hold a slab's operands: the most that compiled without spills (a wide tile
+        also holds the addresses of many columns)."""
+        if self.config.accumulators(self.columns) > 160:
+            return 5
+        return 11 if self.columns * self.config.tile_n > 192 else 16
 
     @cute.jit
     def launch(self, a: cute.Tensor, b: tuple, out: cute.Tensor, max_clusters: Int32, operands: tuple, events, stream):
@@ -147,7 +156,7 @@ class WarpSpecializedGemm:
             a: cute.struct.Align[cute.struct.MemRange[self.dtype, c.tile_m * ring], SMEM_HEADER]
             b: cute.struct.Align[cute.struct.MemRange[self.dtype, self.columns * c.tile_n * ring], SMEM_HEADER]
             out: cute.struct.Align[
-                cute.struct.MemRange[self.out_dtype, c.warp_groups * c.epi_slots * 64 * self.slot_n], SMEM_HEADER
+                cute.struct.MemRange[self.out_dtype, c.warp_groups * self.epi_slots * 64 * self.slot_n], SMEM_HEADER
             ]
 
         return Storage
@@ -198,7 +207,7 @@ class WarpSpecializedGemm:
                 self.produce(ring, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, events)
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            layout_slots = epilogue.slot_layout(self.out_dtype, self.slot_n, c.warp_groups * c.epi_slots)
+            layout_slots = epilogue.slot_layout(self.out_dtype, self.slot_n, c.warp_groups * self.epi_slots)
             slots = smem.out.get_tensor(layout_slots.outer, swizzle=layout_slots.inner)
             group = cute.arch.make_warp_uniform(thread // tiles.WARP_GROUP) - 1
             self.consume(
@@ -347,11 +356,11 @@ class WarpSpecializedGemm:
                 return values[v]
 
             row, column = corner(slab)
-            slot = out.group * c.epi_slots + slab % c.epi_slots
+            slot = out.group * self.epi_slots + slab % self.epi_slots
             target = out.slabs[None, None, row, column]
             written = self.trace.mark(log, written, trace.STORE, out.lane == 0)
             epilogue.store_slab(
-                value, out.copy, out.slots, slot, c.epi_slots, out.store, target, out.lane, STORE_BARRIER + out.group
+                value, out.copy, out.slots, slot, self.epi_slots, out.store, target, out.lane, STORE_BARRIER + out.group
             )
         return written
 

@@ -138,6 +138,24 @@ def below_pairs(root: Node) -> frozenset[Node]:
     return frozenset(inner for node in root.walk() if isinstance(node, Pairs) for inner in node.input.walk())
 
 
+def slot_columns(root: Node, widest: int, registers: int) -> int:
+    """Columns of a store slot: `widest`, halved (not below 16) until a slab's operands fit into `registers` of a thread."""
+    inner = below_pairs(root)
+
+    def held(columns: int) -> int:
+        found = 0
+        for leaf in leaves(root):
+            size = DTYPES[leaf.dtype].width // 8
+            across = columns // 4 * (2 if leaf in inner else 1)  # a thread's columns
+            words = -(-across * size // 4)
+            found += {Scalar: 0, Column: 2, Row: words, Load: 2 * words}[type(leaf)]
+        return found
+
+    while widest > 16 and held(widest) > registers:
+        widest //= 2
+    return widest
+
+
 class Slab:
     """The values of one slab's operand leaves in registers, and the evaluation of the tree on them.
 

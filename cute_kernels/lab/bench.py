@@ -130,7 +130,7 @@ def ceilings() -> dict[str, float]:
     # a pointwise kernel: a copy_ would become a memory node of the graph, which a copy engine runs more slowly
     copy = turns({"copy": [lambda: torch.neg(data, out=into)], "read": [lambda: torch.sum(data)]}, rounds=5)
     data = into = None  # their memory is wanted below
-    sets = input_sets(lambda: _operands(8192, 8192, 8192), 6 * 8192**2)
+    sets = input_sets(lambda: operands(8192, 8192, 8192), 6 * 8192**2)
     gemm = turns({"gemm": [lambda s=s: torch.mm(s[0], s[1].T, out=s[2]) for s in sets]}, rounds=5)
     found = {
         "copy_tbs": 2 * (4 << 29) / copy["copy"].median_us / 1e6,
@@ -142,7 +142,8 @@ def ceilings() -> dict[str, float]:
     return found
 
 
-def _operands(m: int, n: int, k: int) -> list[torch.Tensor]:
+def operands(m: int, n: int, k: int) -> list[torch.Tensor]:
+    """Random bf16 a (m, k), b (n, k) and an output (m, n)."""
     a, b = (torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
     return [a, b, a.new_empty(m, n)]
 
@@ -181,7 +182,7 @@ def gemm_row(
     sizes: n for n^3, or (M, N, K).
 
     beside: more contenders of the same form, such as {"ck.gemm": lambda a, b, out: ck.gemm(a, b, out=out)}.
-    Kept as record "<prefix>_<step>" while notebooks are recorded; "ladder" is what `ladder` draws.
+    Kept as record "<prefix>_<step>" while notebooks are recorded.
     Without a Hopper GPU: the recorded row, labelled, or None.
     """
     name = f"{prefix}_{step}"
@@ -192,7 +193,7 @@ def gemm_row(
     rows = []
     for size in sizes:
         m, n, k = shape = (size,) * 3 if isinstance(size, int) else size
-        sets = input_sets(lambda shape=shape: _operands(*shape), 2 * (m * k + n * k + m * n), most=4)
+        sets = input_sets(lambda shape=shape: operands(*shape), 2 * (m * k + n * k + m * n), most=4)
         contenders = {"cuBLAS": lambda a, b, out: torch.mm(a, b.T, out=out), step: kernel, **(beside or {})}
         times = turns({who: [lambda s=s, f=f: f(*s) for s in sets] for who, f in contenders.items()})
         rows.append({"size": list(shape), "us": {who: round(t.median_us, 2) for who, t in times.items()}})
@@ -226,44 +227,3 @@ def _table(record: dict[str, Any]):
                 }
             )
     return pd.DataFrame(lines).set_index(["M x N x K", "contender"])
-
-
-def steps() -> list[dict[str, Any]]:
-    """Every recorded step of the reference GPU, in the course's order."""
-    folder = records.MEASURED / records.REFERENCE_GPU
-    names = sorted(file.stem for file in folder.glob("ladder_*.json"))
-    return [record for name in names if (record := records.load(name))]
-
-
-def ladder():
-    """The ladder so far as a matplotlib Figure: each step beside the cuBLAS of its own run; None when none is recorded."""
-    import matplotlib.pyplot as plt
-    import numpy as np
-
-    found = steps()
-    if not found:
-        print("no step of the ladder is recorded yet")
-        return None
-    style.apply()
-    sizes = [row["size"] for row in found[0]["rows"]]
-    figure, axes = plt.subplots(1, len(sizes), figsize=(4.2 * len(sizes), 0.55 * len(found) + 1.6), sharey=True)
-    for axis, size in zip(np.atleast_1d(axes), sizes, strict=True):
-        bars: list[tuple[str, float, float]] = []
-        for record in found:
-            row = next(r for r in record["rows"] if r["size"] == size)
-            for who, us in row["us"].items():
-                if who != "cuBLAS":
-                    bars.append((who, tflops(size, us), tflops(size, row["us"]["cuBLAS"])))
-        for y, (_, speed, theirs) in enumerate(bars):
-            axis.barh(y, speed, color=style.COLORS["ours"], height=0.6)
-            axis.plot([theirs, theirs], [y - 0.4, y + 0.4], color=style.COLORS["store"], lw=2)
-            axis.text(speed * 0.98, y, f"{speed:.0f}", ha="right", va="center", color="white", fontsize=8)
-            axis.text(max(speed, theirs) * 1.02, y, f"{100 * speed / theirs:.0f} % of cuBLAS", va="center", fontsize=8)
-        axis.set_yticks(range(len(bars)), [who.replace("_", " ") for who, _, _ in bars])
-        axis.set_xlim(0, 1.45 * max(max(speed, theirs) for _, speed, theirs in bars))
-        axis.set_title(f"{size_name(size)}, bf16")
-        axis.set_xlabel("TFLOP/s (line: cuBLAS, same run)")
-    np.atleast_1d(axes)[0].invert_yaxis()
-    figure.suptitle(style.recorded_label(found[-1]), fontsize=8)
-    plt.close(figure)
-    return figure

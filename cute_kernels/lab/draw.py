@@ -266,8 +266,9 @@ def grouped_bars(values: Mapping[str, Mapping[str, float]], ylabel: str, title: 
 
 
 def tile_orders(orders: Mapping[int, Any], tiles: tuple[int, int], wave: int, title: str = ""):
-    """How a scheduler walks a (rows, columns) grid of tiles: group -> (row, column) of each tile number, in turn. Colour is the tile's
-    number, the tiles of the first wave are outlined."""
+    """How a scheduler walks a (rows, columns) grid of tiles: group -> (row, column) of each tile number, in turn.
+
+    Colour is the tile's number, the tiles of the first wave are outlined."""
     style.apply()
     figure, axes = plt.subplots(1, len(orders), figsize=(1.9 * len(orders), 3.4), sharey=True)
     for axis, (group, walk) in zip(np.atleast_1d(axes), orders.items(), strict=True):

@@ -71,8 +71,9 @@ def parse(text: str, metrics: Mapping[str, str] = METRICS) -> list[dict[str, flo
 
 
 def table(name: str, sources: Mapping[str, str], metrics: Mapping[str, str] = METRICS):
-    """label -> source, each measured (its last launch) and shown as a pandas table; kept as record "ncu_<name>" while notebooks are
-    recorded, the recorded one where there are no counters."""
+    """label -> source, each measured (its last launch) and shown as a pandas table.
+
+    Kept as record "ncu_<name>" while notebooks are recorded; the recorded one where there are no counters."""
     import pandas as pd
 
     record: dict[str, Any] | None

@@ -214,6 +214,13 @@ def test_config_is_checked():
         (spec.configs[0].with_(tile_n=256), ck.ConfigError, "at most 256 columns"),
         (spec.configs[0].with_(cluster=(4, 1)), ck.ConfigError, "cluster is (4, 1)"),
         ({"tile_m": 64}, TypeError, "config is a dict"),
+        (spec.configs[0].with_(cluster=[2, 1]), ck.ConfigError, "cluster is [2, 1], must be a tuple of two ints"),
+        (spec.configs[0].with_(cluster=(2, 1, 1)), ck.ConfigError, "cluster is (2, 1, 1)"),
+        (spec.configs[0].with_(cluster=(True, 1)), ck.ConfigError, "cluster is (True, 1)"),
+        (spec.configs[0].with_(stages=4.0), ck.ConfigError, "stages is 4.0, must be an int"),
+        (spec.configs[0].with_(tile_m="128"), ck.ConfigError, "tile_m is '128', must be an int"),
+        (spec.configs[0].with_(group=1 << 30), ck.ConfigError, "group is 1073741824, must be 1 to 4096"),
+        (spec.configs[0].with_(schedule="both"), ck.ConfigError, "schedule is 'both'"),
     ):
         with fails(kind, words):
             spec.check(config)

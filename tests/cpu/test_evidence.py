@@ -66,7 +66,7 @@ def test_words(measured):
     entry = {"digest": "old", "stamp": stamp, "cases": 3, "worst_error": 0.001, "failures": []}
     measured("validation", {"kernels": {"gemm": entry}})
     assert spec.evidence.status == "stale" and spec.evidence.cases == 3
-    entry["digest"] = evidence.kernel_digest(spec.module)
+    entry["digest"] = evidence.validation_digest(spec.module)
     measured("validation", {"kernels": {"gemm": entry}})
     assert spec.evidence.current and spec.evidence.gpu == "NVIDIA H200"
     measured("validation", {"kernels": {"gemm": {**entry, "failures": ["128x128 wrong"]}}})
@@ -129,3 +129,29 @@ def test_record_is_stamped_and_lies_under_its_gpu(tmp_path, monkeypatch):
     assert file.parent.name == "h100-80gb-hbm3"
     assert records.load("x", "h100-80gb-hbm3")["stamp"]["gpu"] == "NVIDIA H100 80GB HBM3"
     assert list(file.parent.iterdir()) == [file]  # no half-written file left
+
+
+def test_numerics_depend_on_references_and_validation(monkeypatch):
+    seen = {evidence.validation_digest("cute_kernels.hopper.gemm")}
+    real = evidence.code_only
+    for mark in ("def far_off(", "def run_case(", "def build("):
+        monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
+        evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
+        seen.add(evidence.validation_digest("cute_kernels.hopper.gemm"))
+    evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
+    assert len(seen) == 4
+
+
+def test_ladder_depends_on_its_notebooks(monkeypatch, measured):
+    from cute_kernels.lab import ladder
+
+    assert evidence.of_ladder().status == "missing"
+    stamp = {"gpu": "NVIDIA H200", "date": "2026-01-01", "cutlass_dsl": DSL_VERSION}
+    rows = [{"size": [1, 1, 1], "us": {"cuBLAS": 1.0}}]
+    measured("ladder", {"digest": evidence.ladder_digest(), "rows": rows, "stamp": stamp})
+    assert evidence.of_ladder().current
+    real = ladder.cells
+    monkeypatch.setattr(ladder, "cells", lambda step: [*real(step), "# kernel: more"])
+    evidence.ladder_digest.cache_clear()
+    assert evidence.of_ladder().status == "stale"
+    evidence.ladder_digest.cache_clear()

@@ -14,12 +14,18 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import cutlass
+import cutlass.cute as cute
 import pytest
+import torch
+from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.runtime import from_dlpack
 
 from cute_kernels import lab
+from cute_kernels.hopper import scheduler
 from cute_kernels.lab import exercises
-from cute_kernels.lab.exercises import ExerciseFailed, NotRun, Verdict, Wrong, checker, harness, regions
-from cute_kernels.lab.exercises.simulator import SCHEDULES, Barrier, Fault, Simulator
+from cute_kernels.lab.exercises import ExerciseFailed, NotRun, Verdict, Wrong, checker, harness, nb05, nb06, regions
+from cute_kernels.lab.exercises.simulator import SCHEDULES, Barrier, Fault, Simulator, State, as_python, bounded
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "exercises"
@@ -305,6 +311,150 @@ def test_setmaxnreg_takes_from_a_pool():
         simulated(set_to(100, False), registers=168)
 
 
+def test_a_named_barrier_counts_threads():
+    """bar.sync waits for the count, bar.arrive does not; then the barrier is empty and can be used again."""
+    order = []
+
+    def giver(run):
+        for turn in range(2):
+            order.append(("gives", turn))
+            run.named_barrier(3, 64, wait=False)
+            run.named_barrier(4, 64, wait=True)
+
+    def taker(run):
+        for turn in range(2):
+            run.named_barrier(3, 64, wait=True)
+            order.append(("takes", turn))
+            run.named_barrier(4, 64, wait=False)
+
+    for schedule in SCHEDULES:
+        order.clear()
+        run = simulated(giver, taker, schedule=schedule)
+        assert order == [("gives", 0), ("takes", 0), ("gives", 1), ("takes", 1)]
+        assert [(barrier.opened, barrier.come) for barrier in run.named.values()] == [(2, 0), (2, 0)]
+
+
+def test_named_barrier_faults_have_names():
+    def use(number, threads, wait):
+        return lambda run: run.named_barrier(number, threads, wait)
+
+    for kind, says, *bodies in (
+        ("hang", "named barrier 3 .32 of 64 threads", use(3, 64, True), use(4, 32, True)),
+        ("leftover", "named barrier 3 is left with 32 of 64 threads", use(3, 64, False)),
+        ("leftover", "left with 32 of 64", use(3, 64, False), use(3, 64, True), use(3, 64, False)),
+        ("barrier", "waits for 64 threads, .* a count of 96", use(3, 64, False), use(3, 96, False)),
+        ("barrier", "whole warps", use(3, 100, False)),
+        ("barrier", "no named barrier 16", use(16, 32, False)),
+    ):
+        with pytest.raises(Fault, match=says) as caught:
+            simulated(*bodies)
+        assert caught.value.kind == kind
+
+    def one_thread(run):
+        with run.elect_one():
+            run.named_barrier(3, 32, wait=False)
+
+    with pytest.raises(Wrong, match="inside elect_one"):
+        simulated(one_thread)
+
+
+def test_a_state_advances_by_any_number_of_stages():
+    for stages in (1, 2, 5):
+        for count in range(4 * stages):
+            one_by_one, at_once = State(stages, 1, stages - 1), State(stages, 1, stages - 1)
+            for _ in range(count):
+                one_by_one.advance()
+            at_once.advance(count)
+            assert one_by_one == at_once
+
+
+@cute.jit
+def fills(out, count: cutlass.Int32):
+    for i in cutlass.range(count, unroll=1):
+        out[i] = i + 1
+
+
+def test_compiled_functions_still_run_as_python():
+    """The DSL exchanges the code of a function that it has traced; a second check in a session must not notice."""
+    plain, out = as_python(fills, Simulator(SCHEDULES[0])), [0, 0, 0]
+    plain(out, 2)
+    found = torch.zeros(3, dtype=torch.int32)
+    fills(from_dlpack(found), 3)
+    assert out == [1, 2, 0] and found.tolist() == [1, 2, 3]
+    as_python(fills, Simulator(SCHEDULES[0]))(out, 3)
+    assert out == [1, 2, 3]
+
+
+def test_what_does_not_end_is_stopped():
+    def counts(most):
+        n = 0
+        while n < most:
+            n += 1
+        return n
+
+    assert bounded(counts, 10) == 10
+    with pytest.raises(Wrong, match="lines of `counts` have run"):
+        bounded(counts, 10**9)
+    assert sys.gettrace() is None or "bounded" not in repr(sys.gettrace())
+
+
+# What the checkers of notebooks 05 and 06 take for right, against the finished kernels and CuTe
+
+
+def test_the_order_of_05a_is_the_schedulers():
+    @cute.jit
+    def order(out: cute.Tensor, tiles_m: cutlass.Int32, tiles_n: cutlass.Int32, group: cutlass.Int32):
+        for i in range(tiles_m * tiles_n):
+            m, n = scheduler.grouped_tile(cutlass.Int32(i), tiles_m, tiles_n, group)
+            out[i, 0] = m
+            out[i, 1] = n
+
+    found = torch.zeros(600, 2, dtype=torch.int32)
+    compiled = cute.compile(order, from_dlpack(found), *map(cutlass.Int32, (1, 1, 1)))
+    for tiles_m, tiles_n, group in nb05.SHAPES[::7] + nb05.SHAPES[:4] + nb05.SHAPES[-2:]:
+        compiled(from_dlpack(found), tiles_m, tiles_n, group)
+        assert [tuple(t) for t in found[: tiles_m * tiles_n].tolist()] == nb05.grouped(tiles_m, tiles_n, group)
+
+
+@pytest.mark.parametrize("along_m, along_n", nb05.CLUSTERS)
+def test_the_masks_of_05b_are_those_of_cute(along_m, along_n):
+    cluster = nb05.Cluster(along_m, along_n)
+    masks = {
+        (cta, operand): cluster.mask(cluster.sharing(operand, cta)) for cta in cluster.ctas for operand in ("A", "B")
+    }
+    found = torch.zeros(len(masks), dtype=torch.int32)
+
+    @cute.jit
+    def probe(out: cute.Tensor):
+        layout = cute.make_layout((1, along_m, along_n, 1))
+        for i, ((m, n), operand) in enumerate(list(masks)):
+            mask = cpasync.create_tma_multicast_mask(layout, (0, m, n, 0), mcast_mode=2 if operand == "A" else 1)
+            out[i] = cutlass.Int32(mask)
+
+    probe(from_dlpack(found))
+    assert found.tolist() == list(masks.values())
+
+
+def test_the_limit_of_06b_is_what_the_simulator_shows():
+    for stages, tiles in ((2, 2), (3, 2), (4, 3), (3, 5)):
+        for k_tiles in range(1, 2 * stages + 1):
+            wrong = nb06.crossings(stages, tiles, k_tiles)
+            assert bool(wrong) == bool(nb06.outcomes(nb06.index_only, stages, tiles, k_tiles)), (stages, tiles, k_tiles)
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("06a_whose_turn", r"begins with tile 3\n.*HANG: .*consumer 2 waits for ever in a wait for the full barrier"),
+        ("06b_many_k_tiles", r" 5 k-tiles, K =  320: right\n.* 6 k-tiles, K =  384: \d wrong, \d hang"),
+    ],
+    ids=["06a", "06b"],
+)
+def test_debugging_exercises_show_their_symptom(name, says):
+    (found,) = run_in_child([code_cells(FOLDER / f"{name}.ipynb")])
+    assert re.search(says, found["printed"], re.S), found["printed"]
+
+
 # The run on a GPU, with a child process played by the test
 
 
@@ -341,7 +491,6 @@ def test_without_a_gpu_the_numbers_are_not_run(monkeypatch):
 @pytest.mark.parametrize("exercise", ["02a", "02b"])
 def test_the_child_prints_one_verdict(monkeypatch, capsys, exercise):
     import pandas as pd
-    import torch
 
     calls = []
 
@@ -363,6 +512,22 @@ def test_the_child_prints_one_verdict(monkeypatch, capsys, exercise):
     monkeypatch.setattr(lab.check, "gemm", fails)
     harness.judge(exercise, simulated)
     assert json.loads(capsys.readouterr().out.removeprefix(harness.MARK))["wrong"] == "the N tail is wrong"
+
+
+def test_the_child_runs_the_finished_gemm_with_every_number_of_tiles(monkeypatch, capsys):
+    import pandas as pd
+
+    def gemm(kernel, name, shapes):
+        assert set(harness.TILE_COUNTS) < set(shapes)
+        return pd.DataFrame({"relative error": [0.001] * len(shapes)})
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "G")
+    monkeypatch.setattr(harness, "finished", lambda exercise, answer: SimpleNamespace(config=harness.CONFIG))
+    monkeypatch.setattr(lab.check, "gemm", gemm)
+    for exercise in harness.FINISHED:
+        harness.judge(exercise, simulated)
+        verdict = json.loads(capsys.readouterr().out.removeprefix(harness.MARK))
+        assert verdict["wrong"] is None and verdict["shapes"] > len(harness.TILE_COUNTS)
 
 
 @pytest.mark.parametrize("arch", ["sm_89", "sm_100a", ""])

@@ -7,7 +7,8 @@ import torch
 
 import cute_kernels as ck
 from cute_kernels import compile as compiling
-from cute_kernels import registry
+from cute_kernels import epilogue as ep
+from cute_kernels import reference, registry, validate
 from cute_kernels.hopper import kernel as skeleton
 from cute_kernels.hopper.choose import choose, predicted_seconds
 from cute_kernels.hopper.config import SMEM_CAPACITY
@@ -143,3 +144,26 @@ def test_choice_follows_the_counts():
         one = predicted_seconds(config, 4096, 4096, 4096, 2, 132)
         assert one < predicted_seconds(config, 8192, 4096, 4096, 2, 132)
         assert one >= 2 * (4096 * 4096 * 4) / 4.2e12  # never below the DRAM floor of its bytes
+
+
+def test_a_norm_does_not_hide_a_wrong_element():
+    ref = torch.randn(1000, 1000)
+    out = ref.clone()
+    assert validate.relative_error(out.bfloat16(), ref) < 0.004
+    out[3, 5] += 0.1 + ref.square().mean().sqrt()
+    assert (out - ref).norm() / ref.norm() < 0.004 and validate.relative_error(out, ref) == float("inf")
+    out[3, 5] = float("nan")
+    assert validate.relative_error(out, ref) == float("inf")
+    out, ref = torch.full((2, 2), float("inf")), torch.full((2, 2), float("inf"))
+    assert not reference.far_off(out, ref).any()
+    assert reference.far_off(-out, ref).all() and reference.far_off(torch.zeros(2, 2), ref).all()
+
+
+@pytest.mark.parametrize("out_dtype", [None, "float32"])
+@pytest.mark.parametrize("config", registry.get("gemm").configs, ids=lambda c: c.name)
+def test_a_full_epilogue_does_not_spill(config, out_dtype):
+    """The tree that validate.py runs under every configuration: a scale of the rows, a bias, GELU, a residual."""
+    scale, bias, residual = torch.zeros(8), torch.zeros(64).bfloat16(), torch.zeros(8, 64).bfloat16()
+    tree, *_ = ep.split(ep.gelu(ep.acc * ep.column(scale) * 0.5 + ep.row(bias)) + ep.load(residual))
+    c = registry.get("gemm").compile(config, "bfloat16", skeleton.Variant(out_dtype, tree=tree))
+    assert c.spill_bytes == 0 and c.smem_dynamic == config.smem_bytes(1)

@@ -121,7 +121,7 @@ def test_turns_are_medians_in_changing_order():
 def test_input_sets_rotate_through_more_than_l2():
     assert len(bench.input_sets(lambda: 0, 10 << 20)) * (10 << 20) >= 2 * bench.L2_BYTES
     assert len(bench.input_sets(lambda: 0, 10 << 30)) == 2 and len(bench.input_sets(lambda: 0, 1)) == 16
-    assert bench.tflops(1000, 1.0) == 2000.0
+    assert bench.tflops((1000, 1000, 1000), 1.0) == 2000.0
 
 
 def test_excerpts_and_sources():

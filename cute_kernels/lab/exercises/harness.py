@@ -1,14 +1,19 @@
 """Whole kernels around a learner's function: compiled for sm_90a here, run on a GPU in a child process.
 
-out = a @ b.T in bf16, one output tile per CTA, TMA loads, WGMMA, predicated stores from registers. What an exercise
-asks for is passed in; everything else is the package's own (hopper.tiles, hopper.mainloop).
+out = a @ b.T in bf16. Up to notebook 04 (`GEMMS`) one output tile per CTA, TMA loads, WGMMA, predicated stores from
+registers; from notebook 05 on (`FINISHED`) the finished persistent gemm. What an exercise asks for is passed in;
+everything else is the package's own (hopper.tiles, hopper.mainloop, hopper.kernel).
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import json
 import linecache
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,15 +21,19 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, memory
-from cutlass.cute.nvgpu import warpgroup
-from cutlass.pipeline import pipeline_init_arrive, pipeline_init_wait
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.pipeline import PipelineState, pipeline_init_arrive, pipeline_init_wait
 
 from ...compile import Compiled, CompileError, build, env_stream, fake_matrix
-from ...hopper import mainloop, tiles
+from ...hopper import epilogue, mainloop, tiles, visitor
+from ...hopper.config import TileConfig
 from ...hopper.epilogue_registers import store_predicated
+from ...hopper.gemm import Gemm
+from ...hopper.kernel import Variant
 from . import NotRun, Wrong, file_of
 
 TILE_M = 128
+ORDER = 3  # named barriers 3 and 4: whose turn it is to multiply, as in notebook 06
 SECONDS = 90  # for a child process on the GPU: import, compile, run
 MARK = "cute_kernels exercise: "
 
@@ -209,15 +218,192 @@ class Transposed:
         self.kernel(b, a, out)
 
 
-def compile_(gemm: TileGemm, name: str) -> Compiled:
-    """Compile a harness for sm_90a; what the DSL refuses is the learner's to hear."""
-    args = [fake_matrix("bfloat16") for _ in range(3)]
+class Ordered(Gemm):
+    """The finished gemm, its tiles in a learner's order: tile_of(index, tiles_m, tiles_n, group) -> (row, column)."""
+
+    def __init__(self, tile_of: Callable, *arguments: Any):
+        super().__init__(*arguments)
+        self.tile_of = tile_of
+
+    def tile(self, walk, index):
+        m, n = self.tile_of(index, walk.tiles_m, walk.tiles_n, Int32(self.config.group))
+        return m * self.config.cluster[0] + walk.rank_m, n * self.config.cluster[1] + walk.rank_n
+
+
+class InTurn(Gemm):
+    """The finished gemm, pingpong, whose consumers follow a learner's protocol (see `in_turn`)."""
+
+    def __init__(self, consumer: Callable, *arguments: Any):
+        super().__init__(*arguments)
+        self.consumer = consumer
+
+    @cute.jit
+    def consume(self, ring, walk, k_tiles, group, lane, sA, sB, slots, store, tma_out, operands, events):
+        mma, acc, frag_a, frag_b = self.accumulator(group, sA, sB)
+        out = self.output(group, lane, slots, store, tma_out, operands)
+        log, written = self.trace.begin(events, self.cta(walk), 1 + group)
+
+        def multiply(index, state):
+            return mainloop.issue(ring, state, k_tiles, mma, acc, frag_a, frag_b)
+
+        def store_tile(index, done):
+            m, n = self.tile(walk, index)
+            mainloop.finish(ring, done)
+            self.store_tile(acc, m, n, out, log, written)
+
+        state = mainloop.consumer_state(self.config.stages)
+        self.follow(group, walk, k_tiles, state, multiply, store_tile)
+        epilogue.drain(lane)
+
+    def follow(self, group, walk, k_tiles, state, multiply, store):
+        self.consumer(group, walk.first, walk.step, walk.tiles, k_tiles, state, multiply, store)
+
+
+class ByHand(InTurn):
+    """The finished gemm, pingpong, whose consumers step over the other's stages with a learner's function:
+    step_over(index, phase, k_tiles, stages) -> (index, phase)."""
+
+    def follow(self, group, walk, k_tiles, state, multiply, store):
+        def skip(state):
+            index, phase = self.consumer(state.index, state.phase, k_tiles, state.stages)
+            return PipelineState(state.stages, state.count + k_tiles, Int32(index), Int32(phase))
+
+        in_turn(group, walk.first, walk.step, walk.tiles, skip, state, multiply, store)
+
+
+class BySlab(Gemm):
+    """The finished gemm, its slabs stored by a learner's protocol:
+    store_slab(warp, slot, in_ring, wait_stores, sync, write, fence, send)."""
+
+    def __init__(self, protocol: Callable, *arguments: Any):
+        super().__init__(*arguments)
+        self.protocol = protocol
+
+    def store_tile(self, *arguments):
+        with replaced(epilogue, "store_slab", slab_by(self.protocol)):
+            return super().store_tile(*arguments)
+
+
+@contextlib.contextmanager
+def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """module.name is `value` while a kernel is traced (under the compiler's lock), then what it was."""
+    before = getattr(module, name)
+    setattr(module, name, value)
     try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def slab_by(protocol: Callable) -> Callable:
+    """`hopper.epilogue.store_slab` with what it does to a slab in a learner's order."""
+
+    @cute.jit
+    def store_slab(
+        value,
+        copy: cute.TiledCopy,
+        slots: cute.Tensor,
+        slot,
+        in_ring: cutlass.Constexpr,
+        tma_atom: cute.CopyAtom,
+        target: cute.Tensor,
+        thread,
+        barrier_id,
+    ):
+        out = cute.make_rmem_tensor(((2, 2, cute.size(slots, mode=[1]) // 8), 1, 1), slots.element_type)
+        for v in cutlass.range_constexpr(cute.size(out)):
+            out[v] = value(v).to(slots.element_type)
+
+        def wait_stores(left):
+            cute.arch.cp_async_bulk_wait_group(left, read=True)
+
+        def sync():
+            cute.arch.barrier(barrier_id=barrier_id, number_of_threads=tiles.WARP_GROUP)
+
+        def write(slot):
+            mine = copy.get_slice(thread)
+            cute.copy(copy, mine.retile(out), mine.partition_D(slots)[None, None, None, slot])
+
+        def fence():
+            cute.arch.fence_proxy("async.shared", space="cta")
+
+        def send(slot):
+            s, g = cpasync.tma_partition(
+                tma_atom, 0, cute.make_layout(1), cute.group_modes(slots, 0, 2), cute.group_modes(target, 0, 2)
+            )
+            cute.copy(tma_atom, s[None, slot], g[None])
+            cute.arch.cp_async_bulk_commit_group()
+
+        protocol(thread // 32, slot, in_ring, wait_stores, sync, write, fence, send)
+
+    return store_slab
+
+
+@cute.jit
+def in_turn(group, first, step, tiles, skip, state, multiply, store):
+    """The consumer of notebook 06, reduced to its protocol: consumer `group` of the tiles first, first + step, ... below `tiles`.
+
+    skip(state): the state behind the other's k-tiles. multiply(index, state): issue the WGMMAs of a tile; returns (state
+    behind it, state of its last stage, which `store` hands back). store(index, last): the rest of the tile.
+    """
+    if group == 1:
+        state = skip(state)
+        cute.arch.barrier_arrive(barrier_id=ORDER, number_of_threads=256)
+    for index in cutlass.range(first + group * step, tiles, 2 * step, unroll=1):
+        cute.arch.barrier(barrier_id=ORDER + group, number_of_threads=256)
+        state, last = multiply(index, state)
+        if index + step < tiles:
+            cute.arch.barrier_arrive(barrier_id=ORDER + 1 - group, number_of_threads=256)
+        state = skip(state)
+        store(index, last)
+
+
+def compile_(gemm: TileGemm, name: str) -> Compiled:
+    """Compile a harness for sm_90a."""
+    args = [fake_matrix("bfloat16") for _ in range(3)]
+    with refusals():
         return build(gemm, [*args, env_stream()], arch="sm_90a", name=name)
+
+
+def finished(exercise: str, answer: Callable) -> Compiled:
+    """Compile the finished gemm with a learner's function in it, for sm_90a."""
+    from ...registry import get
+
+    spec = dataclasses.replace(get("gemm"), factory=functools.partial(FINISHED[exercise], answer))
+    with refusals():
+        return spec.compile(CONFIG)
+
+
+def with_tree(tree: visitor.Node) -> Compiled:
+    """Compile the finished gemm with an epilogue tree, for sm_90a."""
+    from ...registry import get
+
+    with refusals():
+        return get("gemm").compile(CONFIG, variant=Variant(tree=tree))
+
+
+@contextlib.contextmanager
+def refusals():
+    """What the DSL refuses is the learner's to hear."""
+    try:
+        yield
     except CompileError as why:
         if isinstance(why.__cause__, Wrong):
             raise why.__cause__ from None
         raise Wrong(f"It does not compile. {str(why).split(': ', 1)[-1]}") from None
+
+
+def compile_for_cpu(on_host: Callable, *args: Any, lost: str = "It does not run on the CPU.") -> Callable:
+    """Compile a host function around a learner's for this CPU. lost: what to say when it needs what a CPU does not have."""
+    try:
+        return cute.compile(on_host, *args)
+    except Wrong:
+        raise
+    except Exception as why:
+        if "Symbols not found" in str(why):
+            raise Wrong(lost) from None
+        text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(why)).split())
+        raise Wrong(f"It does not compile. {type(why).__name__}: {text[:500]}") from None
 
 
 def run_on_gpu(exercise: str, answer: Callable, hint: str) -> Iterator[Any]:
@@ -231,15 +417,19 @@ def run_on_gpu(exercise: str, answer: Callable, hint: str) -> Iterator[Any]:
     yield f"{verdict['shapes']} shapes on {verdict['gpu']}: worst relative error {verdict['worst']:.2g}"
 
 
-def in_child(judge: str, exercise: str, answer: Callable, where: str, hint: str) -> dict[str, Any]:
-    """What the judge ("module.function" of this package, called with exercise and answer) tells in a child process, which may
+def in_child(
+    judge: str, exercise: str, answer: Callable | tuple[Callable, ...], where: str, hint: str
+) -> dict[str, Any]:
+    """What the judge ("module.function" of this package, called with exercise and answers) tells in a child process, which may
     hang or crash: the dict that it handed to `tell`. Raises Wrong for its "wrong", a hang or a crash."""
     from .. import child
 
-    cell = "".join(linecache.getlines(file_of(answer)))
+    answers = answer if isinstance(answer, tuple) else (answer,)
+    cells = "\n".join("".join(linecache.getlines(file)) for file in dict.fromkeys(map(file_of, answers)))
     module, _ = judge.split(".")
-    tail = f"from cute_kernels.lab.exercises import {module}\n{judge}({exercise!r}, {answer.__name__})\n"
-    outcome = child.run(f"{cell}\n{tail}", SECONDS)
+    names = ", ".join(each.__name__ for each in answers)
+    tail = f"from cute_kernels.lab.exercises import {module}\n{judge}({exercise!r}, {names})\n"
+    outcome = child.run(f"{cells}\n{tail}", SECONDS)
     if not outcome.finished:
         raise Wrong(f"{where} it hangs: no result after {SECONDS} s. {hint}")
     told = [line[len(MARK) :] for line in outcome.stdout.splitlines() if line.startswith(MARK)]
@@ -257,7 +447,18 @@ def tell(verdict: dict[str, Any]) -> None:
     print(MARK + json.dumps(verdict))
 
 
-#: The harness of each exercise that has a kernel.
+#: Where the finished gemm takes an exercise's answer, and its configuration.
+FINISHED: dict[str, Callable[..., Gemm]] = {"05a": Ordered, "06a": InTurn, "06b": ByHand, "07b": BySlab}
+CONFIG = TileConfig(128, 128, cluster=(2, 1), stages=6, group=3, schedule="pingpong")
+
+#: M, N, K that make 1 to 199 pairs of tiles, so that CTAs get any number of tiles from 1 to 4, with K shorter and longer than
+#: the ring; and 11 rows of pairs: CONFIG's last group of rows is then shorter.
+TILE_COUNTS = (
+    *((256, 128 * n, 64 * k) for n in (1, 2, 3, 65, 66, 67, 131, 132, 133, 197, 198, 199) for k in (1, 7)),
+    (11 * 256, 5 * 128, 64),
+)
+
+#: The harness of each exercise that has a kernel of its own.
 GEMMS: dict[str, Callable[[Callable], TileGemm]] = {
     "02a": OneStage,
     "02b": lambda store: OneStage(one_stage_loop, store=store),
@@ -273,12 +474,16 @@ def judge(exercise: str, answer: Callable) -> None:
     from .. import bench, check
 
     os.environ.pop(bench.RECORD, None)  # a learner's kernel is no evidence
-    kernel = compile_(GEMMS[exercise](answer), exercise)
+    more = {}
+    if exercise in FINISHED:
+        kernel, more = bench.launcher(finished(exercise, answer)), {"shapes": (*check.ODD_SHAPES, *TILE_COUNTS)}
+    else:
+        kernel = compile_(GEMMS[exercise](answer), exercise)
     if exercise == "02b":
         kernel = Transposed(kernel)
     verdict = {"wrong": None, "gpu": torch.cuda.get_device_name()}
     try:
-        table = check.gemm(kernel, f"exercise {exercise}")
+        table = check.gemm(kernel, f"exercise {exercise}", **more)
         verdict.update(shapes=len(table), worst=float(table["relative error"].max()))
     except check.CheckFailed as why:
         verdict["wrong"] = str(why)

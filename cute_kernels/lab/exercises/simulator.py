@@ -1,4 +1,4 @@
-"""Warps, mbarriers, TMA loads and WGMMA groups in plain Python: what a main loop may do, under hostile timing.
+"""Warps, mbarriers, named barriers, TMA loads and WGMMA groups in plain Python: what a main loop may do, under hostile timing.
 
 The learner's own `@cute.jit` function runs here as plain Python: `as_python` exchanges `cute`, `cutlass`, `warpgroup`
 and the package's `mainloop` in its globals for the objects below. Every warp is a thread, but only one runs at a
@@ -7,7 +7,8 @@ the learner: TMA writes land at once or as late as possible, a WGMMA group reads
 for it, and warps run ahead or lag. A fault that one of the `SCHEDULES` shows is a fault; the converse is not claimed.
 
 Model of an mbarrier (PTX ISA): a phase completes when no arrivals and no bytes are pending; waiting with parity p
-passes when the running phase's parity is not p.
+passes when the running phase's parity is not p. Of a named barrier: it counts the threads of whole warps, those that
+`bar.sync` and wait and those that `bar.arrive` and go on; when its count is reached it opens, and is empty again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ MAX_STEPS = 100_000
 
 
 class Fault(Exception):
-    """What went wrong in a simulated run. kind: hang, early, stale, overwrite, arrivals, unfinished, registers.
+    """What went wrong in a simulated run. kind: hang, early, stale, overwrite, arrivals, unfinished, registers, and of named
+    barriers: barrier (not used as the PTX ISA allows), leftover (threads that came for nothing).
 
     k: the k-tile that it happened to; found: the k-tile that lay in its place (stale). lapped: a barrier moved on by
     two phases while a warp was still to wait for the first, which one bit cannot tell from none (hang).
@@ -58,7 +60,7 @@ class _Warp(threading.Thread):
         self.simulator, self.index, self.body = simulator, index, body
         self.turn = threading.Semaphore(0)
         self.ready: Callable[[], bool] | None = None
-        self.waits = ""
+        self.waits: str | Callable[[], str] = ""
         self.finished = False
         self.error: BaseException | None = None
         self.elected = False
@@ -116,6 +118,34 @@ class Barrier:
         return f"{self.name} ({self.phase} phase{'s' * (self.phase != 1)} complete, the next {state}{surplus})"
 
 
+class NamedBarrier:
+    """One of the 16 barriers of a CTA: opens when `threads` have come, in whole warps, and is then empty again."""
+
+    def __init__(self, number: int):
+        if not 0 <= number < 16:
+            raise Fault("barrier", f"there is no named barrier {number}: a CTA has the numbers 0 to 15")
+        self.number, self.threads, self.come, self.opened = number, 0, 0, 0
+
+    def arrive(self, threads: int) -> None:
+        """A warp comes and says how many threads open the barrier."""
+        if threads % 32 or not 32 <= threads <= 1024:
+            raise Fault(
+                "barrier", f"{self} is to open for {threads} threads: it counts whole warps, 32 to 1024 threads"
+            )
+        if self.come and threads != self.threads:
+            raise Fault(
+                "barrier",
+                f"{self} waits for {self.threads} threads, and another warp comes to it with a count of {threads}",
+            )
+        self.threads = threads
+        self.come += 32
+        if self.come == threads:
+            self.come, self.opened = 0, self.opened + 1
+
+    def __str__(self) -> str:
+        return f"named barrier {self.number}"
+
+
 class Simulator:
     """One CTA. `stages` slots of shared memory; operand name -> bytes of its box in `boxes`."""
 
@@ -132,6 +162,7 @@ class Simulator:
         self.smem: list[dict[str, Any]] = [{name: None for name in self.boxes} for _ in range(stages)]
         self.in_flight: list[Callable[[], None]] = []
         self.sync_generation, self.sync_count = 0, 0
+        self.named: dict[int, NamedBarrier] = {}
         self.launch_registers, self.free_registers = launch_registers, 0
         self.drained: list[int] = []  # k-tiles that were issued when nothing was in flight any more
         self.expected_bytes: list[int] = []
@@ -161,6 +192,10 @@ class Simulator:
             if warp.groups:
                 many = f"{len(warp.groups)} WGMMA groups" if len(warp.groups) > 1 else "one WGMMA group"
                 raise Fault("unfinished", f"warp {warp.index} ends while {many} may still run", warp.groups[0][1])
+        for barrier in self.named.values():
+            if barrier.come:
+                text = f"at the end {barrier} is left with {barrier.come} of {barrier.threads} threads"
+                raise Fault("leftover", f"{text}: nobody waits for them any more")
 
     def _step(self) -> None:
         runnable = [w for w in self.warps if not w.finished and (w.ready is None or w.ready())]
@@ -171,7 +206,7 @@ class Simulator:
             waits = {}
             for warp in self.warps:
                 if not warp.finished:
-                    waits.setdefault(warp.waits, []).append(warp.index)
+                    waits.setdefault(warp.waits() if callable(warp.waits) else warp.waits, []).append(warp.index)
             lapped = any(
                 w.blocked_on and w.blocked_on.phase >= w.passed.get(id(w.blocked_on), 0) + 2 for w in self.warps
             )
@@ -189,8 +224,8 @@ class Simulator:
         if warp.error is not None:
             raise warp.error
 
-    def pause(self, waits: str = "", ready: Callable[[], bool] | None = None) -> None:
-        """Let others run; go on when `ready()`."""
+    def pause(self, waits: str | Callable[[], str] = "", ready: Callable[[], bool] | None = None) -> None:
+        """Let others run; go on when `ready()`. waits: for what, or a function that says it when nobody can go on."""
         warp = self.current
         warp.ready, warp.waits = ready, waits
         self.back.release()
@@ -304,6 +339,20 @@ class Simulator:
             self.sync_count, self.sync_generation = 0, generation + 1
         self.pause("sync_threads", lambda: self.sync_generation != generation)
 
+    def named_barrier(self, number: int, threads: int, wait: bool) -> None:
+        """bar.sync (wait) or bar.arrive of one warp."""
+        self.together("bar.sync" if wait else "bar.arrive")
+        self.pause()
+        number = int(number)
+        barrier = self.named[number] = self.named.get(number) or NamedBarrier(number)
+        opened = barrier.opened
+        barrier.arrive(int(threads))
+        if wait:
+            self.pause(
+                lambda: f"bar.sync on {barrier} ({barrier.come} of {barrier.threads} threads have come)",
+                lambda: barrier.opened != opened,
+            )
+
     @contextlib.contextmanager
     def elect_one(self):
         warp = self.current
@@ -351,11 +400,10 @@ class State:
     index: int = 0
     count: int = 0
 
-    def advance(self) -> None:
-        self.count += 1
-        self.index += 1
-        if self.index == self.stages:
-            self.index, self.phase = 0, self.phase ^ 1
+    def advance(self, count: int = 1) -> None:
+        laps, self.index = divmod(self.index + int(count), self.stages)
+        self.count += int(count)
+        self.phase ^= laps % 2
 
     def clone(self) -> State:
         return State(self.stages, self.phase, self.index, self.count)
@@ -419,6 +467,15 @@ def as_python(function: Callable, simulator: Simulator) -> Callable:
     def expect(barrier: Barrier, count: int, **_: Any) -> None:
         simulator.arrive(barrier, int(count))
 
+    def sync(*, barrier_id: int | None = None, number_of_threads: int | None = None) -> None:
+        if barrier_id is None and number_of_threads is None:
+            simulator.sync_threads()
+        else:
+            simulator.named_barrier(barrier_id or 0, number_of_threads or 32 * len(simulator.warps), wait=True)
+
+    def arrive(*, barrier_id: int, number_of_threads: int) -> None:
+        simulator.named_barrier(barrier_id, number_of_threads, wait=False)
+
     arch = _Names(
         "cute.arch",
         mbarrier_arrive_and_expect_tx=expect,
@@ -427,12 +484,19 @@ def as_python(function: Callable, simulator: Simulator) -> Callable:
         mbarrier_wait=lambda barrier, phase, **_: simulator.wait(barrier, phase),
         elect_one=simulator.elect_one,
         sync_threads=simulator.sync_threads,
-        barrier=lambda **_: simulator.sync_threads(),
+        barrier=sync,
+        barrier_arrive=arrive,
         setmaxregister_decrease=lambda count: simulator.set_registers(count, increase=False),
         setmaxregister_increase=lambda count: simulator.set_registers(count, increase=True),
     )
     warpgroup = _Names("warpgroup", wait_group=simulator.wait_group)
-    cute = _Names("cute", arch=arch, nvgpu=_Names("cute.nvgpu", warpgroup=warpgroup), jit=lambda f: f)
+    cute = _Names(
+        "cute",
+        arch=arch,
+        nvgpu=_Names("cute.nvgpu", warpgroup=warpgroup),
+        jit=lambda f: f,
+        ceil_div=lambda a, b: -(-a // b),
+    )
     cutlass = _Names(
         "cutlass",
         cute=cute,
@@ -466,6 +530,26 @@ def as_python(function: Callable, simulator: Simulator) -> Callable:
 
 def _rebound(function: Callable, scope: dict[str, Any]) -> Callable:
     plain = python(function)
-    new = types.FunctionType(plain.__code__, scope, plain.__name__, plain.__defaults__, plain.__closure__)
+    code = getattr(plain, "_original_code", plain.__code__)  # the DSL replaces the code of what it has once compiled
+    new = types.FunctionType(code, scope, plain.__name__, plain.__defaults__, plain.__closure__)
     new.__kwdefaults__ = plain.__kwdefaults__
     return new
+
+
+def bounded(function: Callable, *args: Any, lines: int = 20_000, why: str = "it does not come to an end") -> Any:
+    """function(*args), plain Python, stopped after so many lines of code; `why` is then what is wrong."""
+    left = lines
+
+    def count(frame, event, arg):
+        nonlocal left
+        left -= event == "line"
+        if left < 0:
+            raise Wrong(f"{lines:,} lines of `{function.__name__}` have run in one call: {why}.")
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        return function(*args)
+    finally:
+        sys.settrace(before)
