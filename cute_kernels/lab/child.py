@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from .. import records
 
 MARK = "# kernel"  # first line of a notebook cell that `kernel_cells` collects
+STOPPED = 124  # exit code of a child that ran out of the time it gave itself, as timeout(1) has it
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,21 @@ def edit(source: str, old: str, new: str) -> str:
     return source.replace(old, new)
 
 
+def stop_after(seconds: float) -> None:
+    """Called in the child when everything is imported and compiled: end this process `seconds` from now, unless it is done."""
+
+    def stop() -> None:
+        sys.stdout.flush()
+        os._exit(STOPPED)  # nothing less leaves a kernel that does not end
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+
+
 def run(source: str, seconds: float = 60) -> Outcome:
-    """Run Python source as a file of its own (the DSL reads kernels from files) and stop it after `seconds`."""
+    """Run Python source as a file of its own (the DSL reads kernels from files) and stop it after `seconds`, start and
+    compilation included; see `stop_after` for what comes behind them."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "child.py"
         file.write_text(source)
@@ -68,4 +83,6 @@ def run(source: str, seconds: float = 60) -> Outcome:
         except subprocess.TimeoutExpired as why:
             said = why.stdout.decode() if isinstance(why.stdout, bytes) else why.stdout or ""
             return Outcome(False, None, time.perf_counter() - began, said, "")
-        return Outcome(True, done.returncode, time.perf_counter() - began, done.stdout, done.stderr)
+        stopped = done.returncode == STOPPED
+        code = None if stopped else done.returncode
+        return Outcome(not stopped, code, time.perf_counter() - began, done.stdout, done.stderr)

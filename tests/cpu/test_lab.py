@@ -137,6 +137,9 @@ def test_child_tells_a_hang_from_a_failure():
     assert failed.returncode == 1 and "ValueError: inside" in str(failed)
     hang = child.run("import time\nprint('before', flush=True)\ntime.sleep(60)", 3)
     assert not hang.finished and str(hang).startswith("HANG") and "before" in str(hang)
+    itself = "from cute_kernels.lab import child\nimport time\nprint('ready')\nchild.stop_after(0.5)\ntime.sleep(60)"
+    stopped = child.run(itself, 60)
+    assert not stopped.finished and stopped.seconds < 50 and "ready" in str(stopped)
     with pytest.raises(ValueError, match="stands 2 times"):
         child.edit("a a", "a", "b")
     assert child.kernel_cells(["# kernel: x\n1", "2"]) == "# kernel: x\n1"
