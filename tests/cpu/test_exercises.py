@@ -6,6 +6,7 @@ The cells of an exercise run in a child process of their own, because a wrong ke
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,18 @@ from cutlass.cute.runtime import from_dlpack
 from cute_kernels import lab
 from cute_kernels.hopper import scheduler
 from cute_kernels.lab import exercises
-from cute_kernels.lab.exercises import ExerciseFailed, NotRun, Verdict, Wrong, checker, harness, nb05, nb06, regions
+from cute_kernels.lab.exercises import (
+    ExerciseFailed,
+    NotRun,
+    Verdict,
+    Wrong,
+    checker,
+    harness,
+    nb05,
+    nb06,
+    nb07,
+    regions,
+)
 from cute_kernels.lab.exercises.simulator import SCHEDULES, Barrier, Fault, Simulator, State, as_python, bounded
 
 ROOT = Path(__file__).parents[2]
@@ -398,7 +410,7 @@ def test_what_does_not_end_is_stopped():
     assert sys.gettrace() is None or "bounded" not in repr(sys.gettrace())
 
 
-# What the checkers of notebooks 05 and 06 take for right, against the finished kernels and CuTe
+# What the checkers of notebooks 05 to 07 take for right, against the finished kernels, CuTe and the rules of the PTX ISA
 
 
 def test_the_order_of_05a_is_the_schedulers():
@@ -442,13 +454,60 @@ def test_the_limit_of_06b_is_what_the_simulator_shows():
             assert bool(wrong) == bool(nb06.outcomes(nb06.index_only, stages, tiles, k_tiles)), (stages, tiles, k_tiles)
 
 
+def test_the_schedules_of_07b_find_what_is_not_ordered():
+    """Every order of wait, two barriers, write, fence and send, on a ring of 2: right only where happens-before makes it so."""
+
+    def protocol(steps, left):
+        def store_slab(warp, slot, in_ring, wait_stores, sync, write, fence, send):
+            does = {"sync": sync, "write": lambda: write(slot), "fence": fence}
+            if warp == 0:
+                does |= {"wait": lambda: wait_stores(left), "send": lambda: send(slot)}
+            for step in steps:
+                does.get(step, lambda: None)()
+
+        return store_slab
+
+    def ordered(steps, left, slabs=6):
+        try:
+            between = steps[steps.index("write") : steps.index("send")]
+            between[between.index("fence") :].index("sync")
+        except ValueError:
+            return False
+        events = [(slab, step) for slab in range(slabs) for step in steps]
+        for at, (slab, step) in enumerate(events):
+            if step == "write" and slab >= 2:
+                waits = [i for i in range(at) if events[i][1] == "wait" and times("sync", events[i:at])]
+                if not any(times("send", events[:i]) - left >= slab - 1 for i in waits):
+                    return False
+        return True
+
+    def times(what, events):
+        return sum(step == what for _, step in events)
+
+    def passes(steps, left):
+        try:
+            for schedule in SCHEDULES:
+                nb07.Stores(schedule, 6, 2).go(protocol(steps, left))
+        except Fault:
+            return False
+        return True
+
+    right = 0
+    for steps in sorted(set(itertools.permutations(("wait", "sync", "sync", "write", "fence", "send")))):
+        for left in (0, 1, 2):
+            right += ordered(steps, left)
+            assert passes(steps, left) == ordered(steps, left), (steps, left)
+    assert right > 5
+
+
 @pytest.mark.parametrize(
     "name, says",
     [
         ("06a_whose_turn", r"begins with tile 3\n.*HANG: .*consumer 2 waits for ever in a wait for the full barrier"),
         ("06b_many_k_tiles", r" 5 k-tiles, K =  320: right\n.* 6 k-tiles, K =  384: \d wrong, \d hang"),
+        ("07b_store_ring", r"at once  .* right\n.*fenced  .* 5 wrong\n.*late as it may  .* 3 wrong"),
     ],
-    ids=["06a", "06b"],
+    ids=["06a", "06b", "07b"],
 )
 def test_debugging_exercises_show_their_symptom(name, says):
     (found,) = run_in_child([code_cells(FOLDER / f"{name}.ipynb")])
