@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -179,7 +180,9 @@ def build(
         flags = f"--gpu-arch {arch} --enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir {folder} {options}"
         began = time.perf_counter()
         try:
-            function = cute.compile(host, *args, options=flags)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"Argument \w+ \(position \d+\) cannot be converted", UserWarning)
+                function = cute.compile(host, *args, options=flags)  # an empty tuple of operands is what it warns of
             ptx, cubin = function.__ptx__, function.__cubin__
         except Exception as why:
             raise CompileError(f"{name} for {arch}: {_first_line(why)}") from why

@@ -262,12 +262,23 @@ class WarpSpecializedGemm:
                 self.your_turn(1 - group)
         for index in cutlass.range(start, walk.tiles, step, unroll=1):
             m, n = self.tile(walk, index)
+            out.values.prefetch(
+                lane if c.pingpong else lane + group * tiles.WARP_GROUP,
+                tiles.WARP_GROUP * self.sharing,
+                m * c.tile_m,
+                n * c.tile_n,
+                c.tile_m,
+                c.tile_n,
+                out.shape,
+            )
             if cutlass.const_expr(c.pingpong):
                 written = self.trace.mark(log, written, trace.ORDER, lane == 0)
                 self.my_turn(group)
             if cutlass.const_expr(self.trace.on):
-                written = self.trace.mark(log, written, trace.WAIT, lane == 0)
-                ring.consumer_wait(state)
+                # a clock is read while bar.sync still blocks, so first look at memory, which it holds back
+                if not ring.sync_object_full.test_wait(state.index, state.phase):
+                    written = self.trace.mark(log, written, trace.WAIT, lane == 0)
+                    ring.consumer_wait(state)
             written = self.trace.mark(log, written, trace.MULTIPLY, lane == 0)
             state, done = mainloop.issue(ring, state, k_tiles, mma, acc, frag_a, frag_b)
             if cutlass.const_expr(c.pingpong):

@@ -196,6 +196,22 @@ class Slab:
                 held[leaf] = [[_pair(data, (1, 2), (r, p)) for r in rows] for p in pairs]
         return held
 
+    def prefetch(self, thread, threads: int, m0, n0, rows: int, columns: int, shape):
+        """Ask L2 for the matrices' share of a tile, rows x columns from (m0, n0) on; its slabs are read when it is multiplied.
+
+        thread: 0 to threads - 1 of those that share the tile."""
+        for leaf in leaves(self.root, Load):
+            data = self.operands[leaf.slot]
+            wide = 2 if self.halved and leaf in self.inner else 1
+            line = 128 * 8 // data.element_type.width  # columns of a cache line
+            lines = -(-columns * wide // line)
+            for i in range(-(-rows * lines // threads)):
+                item = thread + threads * i
+                row = cutlass.min(m0 + item % rows, shape[0] - 1)
+                column = cutlass.min(n0 * wide + line * cutlass.min(item // rows, lines - 1), shape[1] * wide - 1)
+                where = data.iterator + cute.crd2idx((row, column), data.layout)
+                cute.arch.prefetch(where.llvm_ptr, cache_level="L2")
+
     def value(self, held, accumulator: Callable, v: int):
         """fp32 value number v of a thread's share of the result; accumulator(part, v) gives the accumulators."""
         known: dict[tuple[Node, int], Any] = {}

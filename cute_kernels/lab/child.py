@@ -40,6 +40,17 @@ class Outcome:
         return f"exit code {self.returncode} after {self.seconds:.0f} s\n{said}{tail}"
 
 
+def trial(what: str, source: str, seconds: float = 60, right: bool = False) -> Outcome:
+    """`run`, and print what came of it. AssertionError when it is to be `right` and is not, or, without a GPU, when it does not
+    even compile: a planted fault that shows as another one teaches nothing."""
+    outcome = run(source, seconds)
+    print(f"{what}: {outcome}")
+    sound = outcome.finished and outcome.returncode == 0
+    assert sound or not right and torch.cuda.is_available(), f"{what}: {outcome.stderr[-2000:]}"
+    assert "CompileError" not in outcome.stderr, outcome.stderr[-2000:]
+    return outcome
+
+
 def kernel_cells(history: Iterable[str]) -> str:
     """The cells of IPython's `In` that begin with '# kernel', joined: a module that the DSL can trace from a file."""
     return "\n\n".join(cell for cell in history if cell.startswith(MARK))

@@ -33,7 +33,7 @@ def facts(*compiled: Compiled, labels: list[str] | None = None):
 
 def source(what: Any, doc: bool = False):
     """Source of a function, class or module of this package, highlighted in a notebook; doc=False leaves docstrings out."""
-    text = textwrap.dedent(inspect.getsource(inspect.unwrap(what)))
+    text = source_text(what)
     if not doc:
         text = _without_docstrings(text)
     try:
@@ -42,6 +42,21 @@ def source(what: Any, doc: bool = False):
     except ImportError:
         return print(text)
     return Code(text, language="python") if get_ipython() else print(text)
+
+
+def source_text(what: Any) -> str:
+    """Source of a function, class or module of a package, decorators included, as its file has it.
+
+    `inspect` reads a function's code object, which the DSL exchanges when it first traces it: then the decorators are gone."""
+    what = inspect.unwrap(what)
+    if inspect.ismodule(what):
+        return inspect.getsource(what)
+    text = inspect.getsource(inspect.getmodule(what))
+    node: Any = ast.parse(text)
+    for name in what.__qualname__.split("."):
+        node = next(child for child in node.body if getattr(child, "name", None) == name)
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno])) + "\n"
 
 
 def _without_docstrings(text: str) -> str:
