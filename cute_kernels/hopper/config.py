@@ -8,7 +8,25 @@ SMEM_CAPACITY = 232_448  # bytes of dynamic shared memory one SM90 CTA can have
 SMEM_HEADER = 1024  # barriers, padded to the alignment of the first swizzled buffer
 GROUP_MOST = 1 << 12  # group * tile columns is a 32-bit product in the kernel
 ELEMENT = 2  # bytes of a bf16 or fp16 element
+MMA_M = 64  # rows of one WGMMA
 STAGE_K = 64 * ELEMENT  # bytes of one row of a stage
+
+
+def slot_widths(columns: int, element: int = ELEMENT) -> list[int]:
+    """Columns that a store slot may have for a tile of `columns`, best first: all divide it and are multiples of 8.
+
+    Best is the 128-byte swizzle, then that of 64 bytes; then, unswizzled, an odd multiple of 16 bytes as wide as can be, whose
+    eight rows of a stmatrix fall into different banks; then the swizzle of 32 bytes, and last the rest.
+    """
+    fitting = [w for w in range(columns, 0, -8) if columns % w == 0 and w % 8 == 0 and w <= 256]
+    swizzled = [128 // element, 64 // element]
+
+    def rank(width: int) -> tuple:
+        odd = width * element % 32 == 16
+        order = swizzled.index(width) if width in swizzled else 2 if odd or width * element == 32 else 3
+        return order, -width
+
+    return sorted(fitting, key=rank)
 
 
 class ConfigError(ValueError):
@@ -19,7 +37,7 @@ class ConfigError(ValueError):
 class TileConfig:
     """One way to run a warp-specialised kernel.
 
-    tile_m, tile_n: rows and columns of an output tile.
+    tile_m, tile_n: rows and columns of an output tile; tile_m below 64 loads and stores fewer rows than a WGMMA multiplies.
     schedule: "cooperative", the consumer warp groups share a tile, each takes tile_m / warp_groups rows, in slabs of 64; or
     "pingpong", two of them take tiles in turn, one multiplies while the other stores.
     warp_groups: consumer warp groups, 1 or 2.
@@ -48,13 +66,13 @@ class TileConfig:
 
     @property
     def group_rows(self) -> int:
-        """Rows of a tile that one consumer warp group multiplies and stores."""
-        return self.tile_m if self.pingpong else self.tile_m // self.warp_groups
+        """Rows that one consumer warp group multiplies: its share of a tile, or the 64 of a WGMMA where the tile has fewer."""
+        return max(MMA_M, self.tile_m if self.pingpong else self.tile_m // self.warp_groups)
 
     @property
     def epi_n(self) -> int:
-        """16-bit columns of one store slot: the widest swizzle (128, 64 or 32 bytes) that divides the tile."""
-        return next((n for n in (64, 32, 16) if self.tile_n % n == 0), 8)
+        """16-bit columns of one store slot, see `slot_widths`."""
+        return slot_widths(self.tile_n)[0]
 
     @property
     def threads(self) -> int:
@@ -63,7 +81,7 @@ class TileConfig:
     def smem_bytes(self, b_parts: int) -> int:
         """Dynamic shared memory in bytes when one B stage stacks `b_parts` blocks of tile_n rows."""
         ring = self.stages * (self.tile_m + b_parts * self.tile_n) * STAGE_K
-        return SMEM_HEADER + ring + self.warp_groups * self.epi_slots * 64 * self.epi_n * ELEMENT
+        return SMEM_HEADER + ring + self.warp_groups * self.epi_slots * MMA_M * self.epi_n * ELEMENT
 
     def accumulators(self, b_parts: int) -> int:
         """fp32 accumulator registers per consumer thread."""
@@ -89,12 +107,14 @@ class TileConfig:
         )
         need(self.warp_groups in (1, 2), f"warp_groups is {self.warp_groups}, allowed: 1, 2")
         need(not self.pingpong or self.warp_groups == 2, f"warp_groups is {self.warp_groups}, pingpong takes 2")
-        rows = 64 if self.pingpong else 64 * self.warp_groups
+        rows = MMA_M if self.pingpong else MMA_M * self.warp_groups
+        few = self.warp_groups == 1 and self.tile_m in (8, 16, 32) and majors[0] == "k" and self.cluster[1] == 1
         need(
-            self.tile_m > 0 and self.tile_m % rows == 0,
-            f"tile_m is {self.tile_m}, must be a multiple of {rows}: 64 rows for each warp group that shares the tile",
+            few or self.tile_m > 0 and self.tile_m % rows == 0,
+            f"tile_m is {self.tile_m}, must be a multiple of {rows}: 64 rows for each warp group that shares the tile (or, "
+            "with one warp group, a K-major A and no multicast of it, 8, 16 or 32)",
         )
-        need(self.tile_n > 0 and self.tile_n % 16 == 0, f"tile_n is {self.tile_n}, must be a multiple of 16")
+        need(self.tile_n > 0 and self.tile_n % 8 == 0, f"tile_n is {self.tile_n}, must be a multiple of 8")
         need(
             self.tile_n * b_parts <= 256,
             f"tile_n * {b_parts} B block(s) is {self.tile_n * b_parts}, a WGMMA is at most 256 columns wide",
@@ -109,11 +129,16 @@ class TileConfig:
         )
         for axis, extent, major in ((1, self.tile_m, majors[0]), (0, self.tile_n, majors[1])):
             atom = 8 if major == "k" else 64
+            shares = 1 if axis == 0 and b_parts == 2 else self.cluster[axis]  # of two B operands each CTA sends one
             need(
-                extent % (atom * self.cluster[axis]) == 0,
-                f"{extent} rows do not split into {self.cluster[axis]} multicast share(s) of whole swizzle atoms, which "
+                extent % (atom * shares) == 0,
+                f"{extent} rows do not split into {shares} multicast share(s) of whole swizzle atoms, which "
                 f"have {atom} rows in a {major}-major operand",
             )
+        need(
+            b_parts * self.tile_n >= MMA_M - self.tile_m,
+            f"tile_n is {self.tile_n}: with {self.tile_m} rows of A the WGMMA's 64 reach past the end of the ring",
+        )
         need(self.stages >= 2, f"stages is {self.stages}, must be at least 2")
         slabs = self.group_rows // 64 * (self.tile_n // self.epi_n)
         need(

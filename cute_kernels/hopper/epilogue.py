@@ -11,22 +11,27 @@ from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from . import tiles
 
 SLOT_M = 64  # rows that one warp group's WGMMA covers
-ATOMS = {128: "K_SW128", 64: "K_SW64", 32: "K_SW32", 16: "K_INTER"}  # bytes of a slot's row -> widest swizzle
+ATOMS = {128: "K_SW128", 64: "K_SW64", 32: "K_SW32"}  # bytes of a slot's row -> its swizzle
 
 
-def slot_layout(dtype, columns: int, slots: int | None = None) -> cute.ComposedLayout:
-    """Row-major shared-memory layout (64, columns[, slots]), swizzled over the whole width of a slot."""
-    atom = warpgroup.make_smem_layout_atom(
-        getattr(warpgroup.SmemLayoutAtomKind, ATOMS[columns * dtype.width // 8]), dtype
-    )
-    shape = (SLOT_M, columns) if slots is None else (SLOT_M, columns, slots)
+def slot_layout(dtype, columns: int, slots: int | None = None, rows: int = SLOT_M) -> cute.ComposedLayout:
+    """Row-major shared-memory layout (rows, columns[, slots]), swizzled over the whole width where a swizzle has that width.
+
+    config.slot_widths says which other widths have no bank conflicts. Fewer rows than 64 are the first ones of a slot.
+    """
+    kind = ATOMS.get(columns * dtype.width // 8)
+    shape = (rows, columns) if slots is None else (rows, columns, slots)
+    if kind is None:
+        plain = cute.make_ordered_layout(shape, order=(1, 0, 2)[: len(shape)])
+        return cute.make_composed_layout(cute.make_swizzle(0, 4, 3), 0, plain)
+    atom = warpgroup.make_smem_layout_atom(getattr(warpgroup.SmemLayoutAtomKind, kind), dtype)
     return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
 
 
-def tma_store(tensor: cute.Tensor, columns: int):
-    """(copy atom, coordinate tensor) that send one slot to a row-major tensor."""
-    layout = slot_layout(tensor.element_type, columns)
-    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, layout, (SLOT_M, columns))
+def tma_store(tensor: cute.Tensor, columns: int, rows: int = SLOT_M):
+    """(copy atom, coordinate tensor) that send the first `rows` rows of a slot to a row-major tensor."""
+    layout = slot_layout(tensor.element_type, columns, rows=rows)
+    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, layout, (rows, columns))
 
 
 def stmatrix_copy(dtype, columns: int) -> cute.TiledCopy:
@@ -79,8 +84,9 @@ def store_slab(
     )  # stmatrix wrote by the generic proxy, TMA reads by the async one
     cute.arch.barrier(barrier_id=barrier_id, number_of_threads=tiles.WARP_GROUP)
     if storing:
+        stored = cute.local_tile(slots, (cute.size(target, mode=[0]), columns), (0, 0, None))
         s, g = cpasync.tma_partition(
-            tma_atom, 0, cute.make_layout(1), cute.group_modes(slots, 0, 2), cute.group_modes(target, 0, 2)
+            tma_atom, 0, cute.make_layout(1), cute.group_modes(stored, 0, 2), cute.group_modes(target, 0, 2)
         )
         cute.copy(tma_atom, s[None, slot], g[None])
         cute.arch.cp_async_bulk_commit_group()

@@ -30,7 +30,7 @@ from cutlass import Int32, memory
 from cutlass.pipeline import pipeline_init_arrive, pipeline_init_wait
 
 from . import epilogue, mainloop, scheduler, tiles, trace, visitor
-from .config import SMEM_HEADER, TileConfig
+from .config import ELEMENT, SMEM_HEADER, TileConfig, slot_widths
 
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = 240
@@ -43,13 +43,15 @@ class Variant:
     """What a kernel is compiled for beside configuration and dtype.
 
     out_dtype: name of the output's dtype, None for the operands'. majors: of A and B, see tiles. tree: what is stored, None for
-    the kernel's own, see visitor. traced: see trace.
+    the kernel's own, see visitor. traced: see trace. early_weights: B is loaded before the kernel ahead in the stream has ended,
+    which is right only if that one does not write B.
     """
 
     out_dtype: str | None = None
     majors: tuple[str, str] = ("k", "k")
     tree: visitor.Node | None = None
     traced: bool = False
+    early_weights: bool = False
 
 
 PLAIN = Variant()
@@ -100,13 +102,19 @@ class WarpSpecializedGemm:
         self.majors = variant.majors
         self.tree = variant.tree or self.default_tree()
         self.trace = trace.Trace(variant.traced)
+        self.early_weights = variant.early_weights
         self.fold = 2 if visitor.halves(self.tree) else 1  # rows of a B operand for one column of the output
         self.columns = self.b_parts * self.fold  # accumulator columns for one column of the output
         self.sharing = 1 if config.pingpong else config.warp_groups  # consumer warp groups that share a tile
         self.config = config.validate(self.columns, variant.majors)
-        widest = config.epi_n * 16 // self.out_dtype.width
-        self.slot_n = visitor.slot_columns(self.tree, widest, self.spare_registers())
-        self.epi_slots = config.epi_slots * widest // self.slot_n  # of the same bytes in all
+        self.halves = self.b_parts == 2 and config.cluster[0] == 2  # each CTA of a column of two sends one B part to both
+        self.slab_m = min(epilogue.SLOT_M, config.tile_m)  # rows that a slab stores
+        size = self.out_dtype.width // 8
+        widths = [w for w in slot_widths(config.tile_n, size) if w * size <= config.epi_n * ELEMENT]
+        self.slot_n = visitor.slot_columns(self.tree, widths, self.spare_registers())
+        slabs = config.group_rows // epilogue.SLOT_M * (config.tile_n // self.slot_n)
+        most = config.epi_slots * config.epi_n * ELEMENT // (self.slot_n * size)  # as many as fit into the bytes
+        self.epi_slots = next(slots for slots in range(most, 0, -1) if slabs % slots == 0)
 
     def default_tree(self) -> visitor.Node:
         return visitor.Accumulator()
@@ -122,8 +130,9 @@ class WarpSpecializedGemm:
     def launch(self, a: cute.Tensor, b: tuple, out: cute.Tensor, max_clusters: Int32, operands: tuple, events, stream):
         c = self.config
         load_a, tma_a = tiles.tma_load(a, c.tile_m, c.cluster[1], self.majors[0])
-        loads_b = [tiles.tma_load(w, self.fold * c.tile_n, c.cluster[0], self.majors[1]) for w in b]
-        store, tma_out = epilogue.tma_store(out, self.slot_n)
+        rows_b = self.fold * c.tile_n
+        loads_b = [tiles.tma_load(w, rows_b, c.cluster[0], self.majors[1], self.halves) for w in b]
+        store, tma_out = epilogue.tma_store(out, self.slot_n, self.slab_m)
         tiles_m = cute.ceil_div(out.shape[0], c.tile_m * c.cluster[0])
         tiles_n = cute.ceil_div(out.shape[1], c.tile_n * c.cluster[1])
         self.kernel(
@@ -144,6 +153,7 @@ class WarpSpecializedGemm:
             cluster=(*c.cluster, 1),
             min_blocks_per_mp=1,
             stream=stream,
+            use_pdl=True,  # set up while the kernel ahead still runs; griddepcontrol.wait below stands before its results are read
         )
 
     def storage(self):
@@ -184,9 +194,11 @@ class WarpSpecializedGemm:
 
         smem = memory.SmemAllocator().allocate(self.storage())
         layout_a = tiles.operand_layout(self.dtype, c.tile_m, c.stages, self.majors[0])
+        layout_read = tiles.overlapping_layout(self.dtype, c.tile_m, c.stages) if c.tile_m < 64 else layout_a
         layout_b = tiles.operand_layout(self.dtype, self.columns * c.tile_n, c.stages, self.majors[1])
         layout_part = tiles.operand_layout(self.dtype, self.fold * c.tile_n, self.b_parts * c.stages, self.majors[1])
         sA = smem.a.get_tensor(layout_a.outer, swizzle=layout_a.inner)
+        read_a = smem.a.get_tensor(layout_read.outer, swizzle=layout_read.inner)
         sB = smem.b.get_tensor(layout_b.outer, swizzle=layout_b.inner)
         sPart = smem.b.get_tensor(layout_part.outer, swizzle=layout_part.inner)
 
@@ -194,24 +206,30 @@ class WarpSpecializedGemm:
         ring = mainloop.load_pipeline(smem.barriers.data_ptr(), c.stages, stage_bytes, 4 * self.sharing, c.cluster)
         pipeline_init_arrive(cluster_shape_mn=c.cluster, is_relaxed=True)
         pipeline_init_wait(cluster_shape_mn=c.cluster)
+        cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(not self.early_weights):
+            cute.arch.griddepcontrol_wait()
 
         walk = Walk(tiles_m, tiles_n, first, clusters, rank_m, rank_n)
         if warp < 4:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
                 to_a, from_a = tiles.partition_load(load_a, sA, tma_a, c.tile_m, rank_n, c.cluster[1])
+                rank, peers = (0, 1) if self.halves else (rank_m, c.cluster[0])
                 parts = [
-                    tiles.partition_load(atom, sPart, tensor, self.fold * c.tile_n, rank_m, c.cluster[0])
+                    tiles.partition_load(atom, sPart, tensor, self.fold * c.tile_n, rank, peers)
                     for atom, tensor in zip(loads_b, tmas_b, strict=True)
                 ]
                 self.produce(ring, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, events)
         else:
+            if cutlass.const_expr(self.early_weights):
+                cute.arch.griddepcontrol_wait()
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             layout_slots = epilogue.slot_layout(self.out_dtype, self.slot_n, c.warp_groups * self.epi_slots)
             slots = smem.out.get_tensor(layout_slots.outer, swizzle=layout_slots.inner)
             group = cute.arch.make_warp_uniform(thread // tiles.WARP_GROUP) - 1
             self.consume(
-                ring, walk, k_tiles, group, thread % tiles.WARP_GROUP, sA, sB, slots, store, tma_out, operands, events
+                ring, walk, k_tiles, group, thread % tiles.WARP_GROUP, read_a, sB, slots, store, tma_out, operands, events
             )
 
     @cute.jit
@@ -222,24 +240,21 @@ class WarpSpecializedGemm:
         state = mainloop.producer_state(c.stages)
         log, written = self.trace.begin(events, self.cta(walk), 0)
         writes = cute.arch.lane_idx() == 0
+        ahead = Int32(0)  # k-tiles of the first tile that are on their way already
+        if cutlass.const_expr(self.early_weights):
+            state, ahead = self.load_early(
+                ring, state, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, mask_a, mask_b
+            )
         for index in cutlass.range(walk.first, walk.tiles, walk.step, unroll=1):
             m, n = self.tile(walk, index)
-            for k in cutlass.range(k_tiles, unroll=1):
+            for k in cutlass.range(ahead, k_tiles, unroll=1):
                 written = self.trace.mark(log, written, trace.WAIT, writes)
                 ring.producer_acquire(state)
                 written = self.trace.mark(log, written, trace.LOAD, writes)
-                full = ring.producer_get_barrier(state)
-                cute.copy(load_a, from_a[None, m, k], to_a[None, state.index], tma_bar_ptr=full, mcast_mask=mask_a)
-                for p in cutlass.range_constexpr(self.b_parts):
-                    to_b, from_b = parts[p]
-                    cute.copy(
-                        loads_b[p],
-                        from_b[None, n, k],
-                        to_b[None, state.index * self.b_parts + p],
-                        tma_bar_ptr=full,
-                        mcast_mask=mask_b,
-                    )
+                self.send_a(ring, state, load_a, from_a, to_a, m, k, mask_a)
+                self.send_b(ring, state, loads_b, parts, walk.rank_m, n, k, mask_b)
                 state.advance()
+            ahead = Int32(0)
         written = self.trace.mark(log, written, trace.WAIT, writes)
         ring.producer_tail(state)  # nobody may leave while others still arrive at its barriers
         written = self.trace.mark(log, written, trace.IDLE, writes)
@@ -291,6 +306,40 @@ class WarpSpecializedGemm:
         epilogue.drain(lane)
         written = self.trace.mark(log, written, trace.IDLE, lane == 0)
 
+    @cute.jit
+    def load_early(self, ring, state, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, mask_a, mask_b):
+        """B of the first tile's first k-tiles, as many as there are stages; when the kernel ahead has ended, A of them."""
+        m, n = self.tile(walk, walk.first)
+        late = state.clone()
+        ahead = cutlass.min(k_tiles, Int32(self.config.stages))
+        if walk.first >= walk.tiles:
+            ahead = Int32(0)
+        for k in cutlass.range(ahead, unroll=1):
+            ring.producer_acquire(state)  # the first lap waits for nobody
+            self.send_b(ring, state, loads_b, parts, walk.rank_m, n, k, mask_b)
+            state.advance()
+        cute.arch.griddepcontrol_wait()
+        for k in cutlass.range(ahead, unroll=1):
+            self.send_a(ring, late, load_a, from_a, to_a, m, k, mask_a)
+            late.advance()
+        return state, ahead
+
+    @cute.jit
+    def send_a(self, ring, state, load, source, target, m, k, mask):
+        """Load k-tile k of A's row tile m into the stage that `state` names."""
+        full = ring.producer_get_barrier(state)
+        cute.copy(load, source[None, m, k], target[None, state.index], tma_bar_ptr=full, mcast_mask=mask)
+
+    @cute.jit
+    def send_b(self, ring, state, loads, parts, rank_m, n, k, mask):
+        """Load k-tile k of every B operand's row tile n, or, of two that a column of CTAs shares, this CTA's one."""
+        full = ring.producer_get_barrier(state)
+        for p in cutlass.range_constexpr(self.b_parts):
+            target, source = parts[p]
+            if not self.halves or rank_m == p:
+                slot = state.index * self.b_parts + p
+                cute.copy(loads[p], source[None, n, k], target[None, slot], tma_bar_ptr=full, mcast_mask=mask)
+
     def tile(self, walk, index):
         """(row, column) of this CTA's tile of cluster number `index`."""
         m, n = scheduler.grouped_tile(index, walk.tiles_m, walk.tiles_n, Int32(self.config.group))
@@ -314,7 +363,7 @@ class WarpSpecializedGemm:
         c = self.config
         mma = tiles.tiled_mma(self.dtype, self.columns * c.tile_n, self.sharing, self.majors)
         mine = mma.get_slice(0 if c.pingpong else group * tiles.WARP_GROUP)
-        acc = cute.make_rmem_tensor(mma.partition_shape_C((c.tile_m, self.columns * c.tile_n)), cutlass.Float32)
+        acc = cute.make_rmem_tensor(mma.partition_shape_C((max(64, c.tile_m), self.columns * c.tile_n)), cutlass.Float32)
         return mma, acc, mma.make_fragment_A(mine.partition_A(sA)), mma.make_fragment_B(mine.partition_B(sB))
 
     def output(self, group, lane, slots, store, tma_out, operands):
@@ -324,7 +373,7 @@ class WarpSpecializedGemm:
             lane=lane,
             slots=slots,
             store=store,
-            slabs=cute.local_tile(tma_out, (epilogue.SLOT_M, self.slot_n), (None, None)),
+            slabs=cute.local_tile(tma_out, (self.slab_m, self.slot_n), (None, None)),
             copy=None if self.fold > 1 else epilogue.stmatrix_copy(self.out_dtype, self.slot_n),
             values=visitor.Slab(self.tree, operands, self.slot_n),
             shape=tma_out.shape,
@@ -344,11 +393,11 @@ class WarpSpecializedGemm:
         mine = 0 if c.pingpong else out.group  # 64-row slabs of a shared tile go round the warp groups
 
         def corner(slab):
-            return m * (c.tile_m // 64) + slab // across * self.sharing + mine, n * across + slab % across
+            return m * (c.tile_m // self.slab_m) + slab // across * self.sharing + mine, n * across + slab % across
 
         def load(slab):
             row, column = corner(slab)
-            return out.values.load(out.lane, row * 64, column * columns, out.shape)
+            return out.values.load(out.lane, row * self.slab_m, column * columns, out.shape)
 
         slabs = c.group_rows // 64 * across
         ahead = load(0)

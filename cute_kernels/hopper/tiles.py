@@ -45,15 +45,28 @@ def operand_layout(dtype, rows: int, stages: int | None = None, major: str = "k"
     return cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, dtype), shape, order=order)
 
 
-def tma_load(tensor: cute.Tensor, rows: int, multicast: int = 1, major: str = "k"):
+def overlapping_layout(dtype, rows: int, stages: int) -> cute.ComposedLayout:
+    """`operand_layout(dtype, 64, stages)`, K-major, with stages only `rows` (8, 16, 32) rows apart.
+
+    It is what a WGMMA reads of stages that hold fewer than its 64 rows: the rest are the rows behind, whatever they hold. They
+    make accumulator rows that nobody stores.
+    """
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, dtype)
+    outer = cute.make_layout(((8, 8), (TILE_K, 1), (1, stages)), stride=((TILE_K, 8 * TILE_K), (1, 0), (0, rows * TILE_K)))
+    return cute.make_composed_layout(atom.inner, 0, outer)
+
+
+def tma_load(tensor: cute.Tensor, rows: int, multicast: int = 1, major: str = "k", whole: bool = False):
     """(copy atom, coordinate tensor) that bring a (rows, TILE_K) box of a 2-D tensor into shared memory.
 
-    With multicast > 1 each of that many CTAs loads rows / multicast of them and sends its share to all.
+    With multicast > 1 each of that many CTAs loads rows / multicast of them and sends its share to all; or, `whole`, one of them
+    loads all rows and sends them to all.
     Rows and columns beyond the tensor arrive as zeros, and still count as transferred bytes.
     """
     op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
     layout = operand_layout(tensor.element_type, rows, major=major)
-    return cpasync.make_tiled_tma_atom(op, tensor, layout, (rows, TILE_K), num_multicast=multicast)
+    shares = 1 if whole else multicast
+    return cpasync.make_tiled_tma_atom(op, tensor, layout, (rows, TILE_K), num_multicast=shares)
 
 
 def tile_bytes(dtype, rows: int) -> int:

@@ -138,8 +138,9 @@ def below_pairs(root: Node) -> frozenset[Node]:
     return frozenset(inner for node in root.walk() if isinstance(node, Pairs) for inner in node.input.walk())
 
 
-def slot_columns(root: Node, widest: int, registers: int) -> int:
-    """Columns of a store slot: `widest`, halved (not below 16) until a slab's operands fit into `registers` of a thread."""
+def slot_columns(root: Node, widths: list[int], registers: int) -> int:
+    """Columns of a store slot: the first of `widths` with which a slab's operands fit into `registers` of a thread, or the one
+    that comes nearest."""
     inner = below_pairs(root)
 
     def held(columns: int) -> int:
@@ -151,9 +152,7 @@ def slot_columns(root: Node, widest: int, registers: int) -> int:
             found += {Scalar: 0, Column: 2, Row: words, Load: 2 * words}[type(leaf)]
         return found
 
-    while widest > 16 and held(widest) > registers:
-        widest //= 2
-    return widest
+    return next((w for w in widths if held(w) <= registers), min(widths, key=held))
 
 
 class Slab:
