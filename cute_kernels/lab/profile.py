@@ -22,7 +22,7 @@ from . import bench
 #: what the course looks at: short name -> metric
 METRICS = {
     "cycles": "sm__cycles_elapsed.max",
-    "tensor pipe busy, %": "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",
+    "tensor pipe busy, %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "L2 hit rate, %": "lts__t_sector_hit_rate.pct",
     "L2 sectors read, GB": "lts__t_sectors_op_read.sum",
     "DRAM read, GB": "dram__bytes_read.sum",
