@@ -17,7 +17,7 @@ from ._target import default_target  # noqa: E402
 default_target()
 
 from . import reference  # noqa: E402
-from .api import gemm, swiglu, warmup  # noqa: E402
+from .api import gemm, swiglu, swiglu_interleaved, warmup  # noqa: E402
 from .compile import (  # noqa: E402
     Compiled,
     CompileError,
@@ -32,12 +32,14 @@ from .compile import (  # noqa: E402
 from .device import UnsupportedDevice  # noqa: E402
 from .hopper.config import ConfigError, TileConfig  # noqa: E402
 from .registry import KernelSpec, kernels  # noqa: E402
+from .weights import Interleaved, deinterleave, interleave  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [
     "CompileError",
     "Compiled",
     "ConfigError",
+    "Interleaved",
     "KernelSpec",
     "TileConfig",
     "UnsupportedDevice",
@@ -45,12 +47,15 @@ __all__ = [
     "compile_counts",
     "compile_only",
     "count_compiles",
+    "deinterleave",
     "env_stream",
     "fake_matrix",
     "fake_vector",
     "gemm",
+    "interleave",
     "kernels",
     "reference",
     "swiglu",
+    "swiglu_interleaved",
     "warmup",
 ]

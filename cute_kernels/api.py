@@ -14,15 +14,19 @@ from . import device as devices
 from . import epilogue as epilogues
 from . import registry
 from .compile import Compiled, dtype_name
-from .hopper import visitor
+from .hopper import gated, visitor
 from .hopper.choose import choose, prefers_fused
 from .hopper.kernel import PLAIN, Variant
+from .hopper.swiglu_pingpong import TwoLoopConfig
+from .reference import GATED
+from .weights import Interleaved, interleave
 
 DEVICE = "cuda"  # tests that check arguments without a GPU set it to "cpu"
 DTYPES = (torch.bfloat16, torch.float16)
 OUT_DTYPES = (*DTYPES, torch.float32)
 ALIGN = 16  # bytes: TMA's rule for base addresses and row pitches
 STEP = ALIGN // 2  # the same in elements
+_FUSED = {"stacked": "swiglu_stacked", "pingpong": "swiglu_pingpong"}
 
 
 def gemm(
@@ -54,9 +58,9 @@ def gemm(
     rows, out2d, result = _arguments(a, {"b": b}, out, "a", majors, out_dtype)
     tree, operands = (None, ()) if epilogue is None else _epilogue(epilogue, result, out2d)
     if result.numel():
-        if rows.shape[1] == 0:  # no k-tile to multiply: a and b are nothing, the accumulator is zero
-            rows, b = rows.new_zeros(rows.shape[0], STEP), b.new_zeros(b.shape[0], STEP)
+        if rows.shape[1] == 0:
             majors = ("k", "k")
+        rows, (b,) = _with_depth(rows, (b,))
         same = result.dtype == rows.dtype
         variant = Variant(None if same else dtype_name(result.dtype), majors, tree)
         _launch("gemm", rows, (b,), out2d, config, variant, operands)
@@ -68,50 +72,121 @@ def swiglu(
     w_gate: torch.Tensor,
     w_up: torch.Tensor,
     *,
+    bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None,
+    activation: str = "swiglu",
     out: torch.Tensor | None = None,
     kernel: str = "auto",
     config: Any = None,
+    early_weights: bool = False,
 ) -> torch.Tensor:
-    """silu(x @ w_gate.T) * (x @ w_up.T) in one kernel; SiLU applies to the gate.
+    """silu(x @ w_gate.T + bias_gate) * (x @ w_up.T + bias_up) in one kernel; the activation applies to the gate.
 
     x: (M, K) or (..., K), bf16 or fp16; w_gate, w_up: (N, K), plain nn.Linear weights; result (..., N).
+    bias_gate, bias_up: (N,), bf16, fp16 or fp32, contiguous.
+    activation: "swiglu" (silu), "geglu" (exact GELU), "geglu_tanh", "reglu", "glu" (sigmoid) or "swiglu_oai" (gpt-oss: both
+    branches clamped at 7, gate * sigmoid(1.702 gate) * (up + 1)).
     Shapes, alignment, out and errors as for `gemm`.
-    kernel: "stacked", the fused kernel; "torch", two cuBLAS GEMMs and PyTorch's pointwise kernels, any device, shape and
-    dtype, differentiable; "auto", the fused kernel where `prefers_fused` holds and no gradient is asked for, else "torch".
+    kernel: "stacked", gate and up in one tile; "pingpong", one loop after the other (Kernel-1); "interleaved", PairMulStore
+    (Kernel-2), which packs the weights anew in every call: keep them packed and call `swiglu_interleaved` instead; "torch", two
+    cuBLAS GEMMs and PyTorch's pointwise kernels, any device, shape and dtype, differentiable; "auto", what `hopper.choose`
+    predicts to be fastest, and "torch" when a gradient is asked for.
+    early_weights: let the kernel read the weights before the kernel ahead of it in the stream has ended. Right only if that one
+    does not write them; never done unasked.
     """
-    if kernel not in ("auto", "stacked", "torch"):
-        raise ValueError(f"kernel is {kernel!r}, allowed: 'auto', 'stacked', 'torch'")
+    kernels = ("auto", *_FUSED, "interleaved", "torch")
+    if kernel not in kernels:
+        raise ValueError(f"kernel is {kernel!r}, allowed: {', '.join(map(repr, kernels))}")
+    _check_activation(activation)
     if kernel == "torch" and config is not None:
         raise ValueError("config is given, but kernel='torch' has none")
-    if kernel == "torch" or (kernel == "auto" and config is None and _differentiates(x, w_gate, w_up)):
-        _check_torch(x, w_gate, w_up, out)
-        return _torch_swiglu(x, w_gate, w_up, out)
+    biases = {"bias_gate": bias_gate, "bias_up": bias_up}
+    if kernel == "torch" or (
+        kernel == "auto" and config is None and _differentiates(x, w_gate, w_up, *biases.values())
+    ):
+        _check_torch(x, w_gate, w_up, out, biases)
+        return _torch_swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
+    if kernel == "interleaved":
+        _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
+        return swiglu_interleaved(
+            x,
+            interleave(w_gate, w_up),
+            bias=_interleaved_bias(w_gate, biases),
+            activation=activation,
+            out=out,
+            config=config,
+            early_weights=early_weights,
+        )
     rows, out2d, result = _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
-    if kernel == "auto" and config is None and not prefers_fused(rows.shape[0], w_gate.shape[0], rows.shape[1]):
-        return _torch_swiglu(x, w_gate, w_up, out)
+    given = {who: t for who, t in biases.items() if t is not None}
+    operands = tuple(_vector(who, t, w_gate.shape[0], out2d) for who, t in given.items())
+    name = "swiglu_pingpong" if isinstance(config, TwoLoopConfig) else _FUSED.get(kernel, "swiglu_stacked")
+    if kernel == "auto" and config is None and not _fuses(rows, w_gate.shape[0]):
+        return _torch_swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
     if result.numel():
-        if rows.shape[1]:
-            _launch("swiglu_stacked", rows, (w_gate, w_up), out2d, config)
-        else:
-            result.zero_()
+        tree = None
+        if given or activation != "swiglu":
+            tree = gated.stacked(activation, tuple(None if t is None else dtype_name(t.dtype) for t in biases.values()))
+        rows, (w_gate, w_up) = _with_depth(rows, (w_gate, w_up))
+        _launch(name, rows, (w_gate, w_up), out2d, config, Variant(tree=tree, early_weights=early_weights), operands)
+    return result
+
+
+def swiglu_interleaved(
+    x: torch.Tensor,
+    w: Interleaved,
+    *,
+    bias: Interleaved | None = None,
+    activation: str = "swiglu",
+    out: torch.Tensor | None = None,
+    config: Any = None,
+    early_weights: bool = False,
+) -> torch.Tensor:
+    """silu(x @ w_gate.T) * (x @ w_up.T) from one packed weight: Kernel-2, whose epilogue is PairMulStore.
+
+    x: (M, K) or (..., K), bf16 or fp16; w: what `interleave(w_gate, w_up)` returned, (2N, K); result (..., N).
+    bias: `interleave(bias_gate, bias_up)`, (2N,). activation, early_weights: as for `swiglu`.
+    Shapes, alignment, out and errors as for `gemm`; TypeError for a plain tensor as w, which does not say how it is packed.
+    """
+    _check_activation(activation)
+    for who, t in {"w": w, **({} if bias is None else {"bias": bias})}.items():
+        if not isinstance(t, Interleaved):
+            raise TypeError(
+                f"{who} is a {type(t).__name__}, must be an Interleaved: pass interleave(gate, up), or Interleaved.wrap({who}) "
+                "if its rows are gate 0, up 0, gate 1, ... already"
+            )
+    rows, out2d, result = _arguments(x, {"w": w.tensor}, out, "x", fold=2)
+    operands, tree = (), None
+    if bias is not None:
+        operands = (_vector("bias", bias.tensor, w.shape[0], out2d),)
+    if bias is not None or activation != "swiglu":
+        tree = gated.paired(activation, None if bias is None else dtype_name(bias.dtype))
+    if result.numel():
+        rows, packed = _with_depth(rows, (w.tensor,))
+        _launch(
+            "swiglu_interleaved", rows, packed, out2d, config, Variant(tree=tree, early_weights=early_weights), operands
+        )
     return result
 
 
 def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, device: Any = None):
-    """Compile and load what `gemm` or `swiglu` (by name) will use for this shape, so that a CUDA graph can capture it.
+    """Compile and load what `gemm`, `swiglu` or `swiglu_interleaved` (by name) will use for this shape without options, so that a
+    CUDA graph can capture it.
 
-    m, n, k: rows of x, rows of a weight, depth. device: default the current one. Runs one 8 x 8 problem.
+    m, n, k: rows of x, columns of the result, depth. device: default the current one. Runs one 8 x 8 problem.
     Raises ValueError, UnsupportedDevice.
     """
-    if kernel not in ("gemm", "swiglu"):
-        raise ValueError(f"kernel is {kernel!r}, allowed: 'gemm', 'swiglu'")
-    spec = registry.get("gemm" if kernel == "gemm" else "swiglu_stacked")
+    names = {"gemm": "gemm", "swiglu": "swiglu_stacked", "swiglu_interleaved": "swiglu_interleaved"}
+    if kernel not in names:
+        raise ValueError(f"kernel is {kernel!r}, allowed: {', '.join(map(repr, names))}")
+    spec = registry.get(names[kernel])
     device = "cuda" if device is None else device
     _check_device(device)
     device = torch.device("cuda", devices.index_of(device))
     config = chosen(spec.name, m, n, k, device)
-    a, *b = (torch.zeros(8, 8, dtype=dtype, device=device) for _ in range(spec.b_parts + 1))
-    _launch(spec.name, a, tuple(b), torch.empty_like(a), config)
+    a, out = (torch.zeros(8, 8, dtype=dtype, device=device) for _ in range(2))
+    b = [torch.zeros(16 if spec.packed else 8, 8, dtype=dtype, device=device) for _ in range(spec.b_parts)]
+    _launch(spec.name, a, tuple(b), out, config)
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -124,8 +199,10 @@ def _arguments(
     name: str,
     majors: tuple[str, str] = ("k", "k"),
     out_dtype: torch.dtype | None = None,
+    fold: int = 1,
 ):
-    """Checked (2-D a, 2-D out, result in the caller's shape). out_dtype: None where out must have a's dtype."""
+    """Checked (2-D a, 2-D out, result in the caller's shape). out_dtype: None where out must have a's dtype. fold: rows of a
+    weight for one column of out."""
     tensors = {name: a, **weights, **({} if out is None else {"out": out})}
     _check_types(tensors)
     for who, t in tensors.items():
@@ -148,13 +225,15 @@ def _arguments(
     if a.dim() < 2:
         raise ValueError(f"{name} has shape {tuple(a.shape)}, must be (..., K) with at least 2 dimensions")
     k = a.shape[-1]
-    n = next(iter(weights.values())).shape[0] if next(iter(weights.values())).dim() else 0
+    n = next(iter(weights.values())).shape[0] // fold if next(iter(weights.values())).dim() else 0
     for who, w in weights.items():
         _check_weight(who, w)
+        if w.shape[0] % fold:
+            raise ValueError(f"{who} has {w.shape[0]} rows, must be an even number: gate and up in turn")
         if w.shape[1] != k:
             hint = f"; {who}.T would fit: weights are (N, K) as in nn.Linear" if w.shape[0] == k else ""
             raise ValueError(f"{who} has K = {w.shape[1]} columns, {name} has K = {k}{hint}")
-        if w.shape[0] != n:
+        if w.shape[0] // fold != n:
             raise ValueError(f"{who} has N = {w.shape[0]} rows, {next(iter(weights))} has N = {n}")
     for what, size in (("K", k), ("N", n)):
         if size % STEP and (what == "N" or "k" in majors):
@@ -252,14 +331,52 @@ def _epilogue(expression: Any, result: torch.Tensor, out2d: torch.Tensor) -> tup
             if not in_place:
                 _check_apart(out2d, who, t)
         else:
-            if t.numel() > 1 and t.stride(0) != 1:
-                raise ValueError(
-                    f"{who} has stride {t.stride(0)}, must be contiguous; pass {kind.lower()}(x.contiguous())"
-                )
-            _check_rows(who, t.view(1, -1))
-            _check_apart(out2d, who, t)
+            _check_vector(who, t, out2d)
         checked.append(t)
     return tree, tuple(checked)
+
+
+def _check_vector(who: str, t: torch.Tensor, out2d: torch.Tensor) -> None:
+    if t.numel() > 1 and t.stride(0) != 1:
+        raise ValueError(f"{who} has stride {t.stride(0)}, must be contiguous; pass its .contiguous()")
+    _check_rows(who, t.view(1, -1))
+    _check_apart(out2d, who, t)
+
+
+def _vector(who: str, t: Any, length: int, out2d: torch.Tensor) -> torch.Tensor:
+    """A checked bias."""
+    _check_types({who: t})
+    _check_same_device(who, t, "out", out2d)
+    if t.dtype not in OUT_DTYPES:
+        raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16, float16 or float32")
+    if tuple(t.shape) != (length,):
+        raise ValueError(f"{who} has shape {tuple(t.shape)}, must be {(length,)}")
+    if _differentiates(t):
+        raise ValueError(f"{who} requires grad and this kernel has no backward: call it under torch.no_grad()")
+    _check_vector(who, t, out2d)
+    return t
+
+
+def _interleaved_bias(w: torch.Tensor, biases: dict[str, Any]) -> Interleaved | None:
+    """Both biases in turn, the missing one as zeros."""
+    given = {who: t for who, t in biases.items() if t is not None}
+    if not given:
+        return None
+    _check_types(given)
+    one = next(iter(given.values()))
+    return interleave(*(one.new_zeros(w.shape[0]) if t is None else t for t in biases.values()))
+
+
+def _check_activation(activation: Any) -> None:
+    if activation not in GATED:
+        raise ValueError(f"activation is {activation!r}, allowed: {', '.join(map(repr, GATED))}")
+
+
+def _with_depth(rows: torch.Tensor, matrices: tuple) -> tuple[torch.Tensor, tuple]:
+    """The operands of a launch; with K = 0 there is no k-tile to multiply, and zeros of one unit stand for it."""
+    if rows.shape[1]:
+        return rows, matrices
+    return rows.new_zeros(rows.shape[0], STEP), tuple(w.new_zeros(w.shape[0], STEP) for w in matrices)
 
 
 def _rows(who: str, t: torch.Tensor) -> torch.Tensor:
@@ -337,8 +454,13 @@ def _has_tangent(t: torch.Tensor) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None
 
 
-def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any) -> None:
+def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any]) -> None:
     """What PyTorch's kernels ask for: any strides, sizes and devices, but `out` obeys the rules of the fused kernel."""
+    for who, t in biases.items():
+        if t is not None:
+            _check_types({who: t})
+            if t.shape != w_gate.shape[:1]:
+                raise ValueError(f"{who} has shape {tuple(t.shape)}, must be {tuple(w_gate.shape[:1])}")
     weights = {"w_gate": w_gate, "w_up": w_up}
     tensors = {"x": x, **weights, **({} if out is None else {"out": out})}
     _check_types(tensors)
@@ -357,8 +479,17 @@ def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any) -> None:
         raise ValueError(f"w_gate has shape {tuple(w_gate.shape)}, w_up has {tuple(w_up.shape)}: must be equal")
 
 
-def _torch_swiglu(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    y = F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)
+def _torch_swiglu(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    out: torch.Tensor | None,
+    activation: str,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+) -> torch.Tensor:
+    gate, up = (F.linear(x, w, None if b is None else b.to(x.dtype)) for w, b in ((w_gate, bias_gate), (w_up, bias_up)))
+    y = GATED[activation](gate, up)
     return y if out is None else out.copy_(y)
 
 
@@ -369,12 +500,23 @@ _compiling = threading.Lock()
 @functools.lru_cache(maxsize=4096)
 def _choice(name: str, m: int, n: int, k: int, sms: int, majors: tuple[str, str]):
     spec = registry.get(name)
-    return choose(spec.fitting(majors), m, n, k, spec.b_parts, sms)
+    return choose(spec.fitting(majors), m, n, k, spec.blocks, sms)
 
 
 def chosen(name: str, m: int, n: int, k: int, device: torch.device, majors: tuple[str, str] = PLAIN.majors) -> Any:
     """The configuration that `gemm` ("gemm") or `swiglu` ("swiglu_stacked") takes for a shape on this device."""
     return _choice(name, m, n, k, devices.sm_count(device), majors)
+
+
+@functools.lru_cache(maxsize=4096)
+def _prefers_fused(m: int, n: int, k: int, sms: int) -> bool:
+    spec = registry.get("swiglu_stacked")
+    return prefers_fused(spec.configs, m, n, k, spec.blocks, sms)
+
+
+def _fuses(x: torch.Tensor, n: int) -> bool:
+    """Whether "auto" takes the fused kernel for x (M, K) and weights of n rows."""
+    return _prefers_fused(x.shape[0], n, x.shape[1], devices.sm_count(x.device))
 
 
 def _launch(

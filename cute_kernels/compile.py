@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +28,38 @@ def gemm(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float32) -
         return a.to(dtype) @ b.to(dtype).T
 
 
+#: the gated family: name -> function of (gate, up) in PyTorch's terms
+GATED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "swiglu": lambda gate, up: F.silu(gate) * up,
+    "geglu": lambda gate, up: F.gelu(gate) * up,
+    "geglu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    "reglu": lambda gate, up: F.relu(gate) * up,
+    "glu": lambda gate, up: torch.sigmoid(gate) * up,
+    "swiglu_oai": lambda gate, up: _oai(gate.clamp(max=7.0), up.clamp(-7.0, 7.0)),
+}
+
+
+def _oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
 def swiglu(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, dtype: torch.dtype = torch.float32
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+    *,
+    activation: str = "swiglu",
+    bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """silu(x @ w_gate.T) * (x @ w_up.T) in `dtype`; x (M, K), weights (N, K) -> (M, N). SiLU applies to the gate."""
-    return F.silu(gemm(x, w_gate, dtype)) * gemm(x, w_up, dtype)
+    """silu(x @ w_gate.T + bias_gate) * (x @ w_up.T + bias_up) in `dtype`, or another of the gated family (`GATED`).
+
+    x (M, K), weights (N, K), biases (N,) -> (M, N). The activation applies to the gate."""
+    gate, up = gemm(x, w_gate, dtype), gemm(x, w_up, dtype)
+    gate = gate if bias_gate is None else gate + bias_gate.to(dtype)
+    up = up if bias_up is None else up + bias_up.to(dtype)
+    return GATED[activation](gate, up)
 
 
 def far_off(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import compile as compiling
 from .compile import Compiled, dtype_name, env_stream, fake_matrix, fake_vector
-from .hopper import gemm, swiglu_stacked, trace, visitor
+from .hopper import gemm, swiglu_interleaved, swiglu_pingpong, swiglu_stacked, trace, visitor
 from .hopper.config import ConfigError
 from .hopper.kernel import PLAIN, Variant
 
@@ -18,9 +18,9 @@ class KernelSpec:
     """A finished kernel.
 
     name, arch (its compile target), dtypes (names of torch dtypes), layouts (what each tensor must look like), configs
-    (every configuration that a tuner may choose; each is accepted as `config=`), b_parts (B operands per accumulator),
-    module (where it is written), evidence (recorded on which GPU, with how many cases and what worst error, current or
-    stale).
+    (every configuration that a tuner may choose; each is accepted as `config=`), b_parts (weights that it is launched with),
+    blocks (of tile_n weight rows in one stage), packed (one weight holds gate and up rows in turn), module (where it is written),
+    evidence (recorded on which GPU, with how many cases and what worst error, current or stale).
     """
 
     name: str
@@ -29,8 +29,10 @@ class KernelSpec:
     layouts: str
     configs: tuple[Any, ...]
     b_parts: int
+    blocks: int
     module: str
     factory: Callable[[Any, Any, Variant], Callable]
+    packed: bool = False
 
     def compile(self, config: Any = None, dtype: Any = "bfloat16", variant: Variant = PLAIN) -> Compiled:
         """A fresh `Compiled` for one configuration, dtype and variant; no GPU needed.
@@ -61,14 +63,19 @@ class KernelSpec:
             raise TypeError(
                 f"config is a {type(config).__name__}, kernel {self.name!r} takes a {type(self.configs[0]).__name__}"
             )
-        return config.validate(self.b_parts, majors)
+        return config.validate(self.blocks, majors)
+
+    @property
+    def gated(self) -> bool:
+        """Whether it is one of the SwiGLU kernels."""
+        return self.packed or self.b_parts == 2
 
     def fitting(self, majors: tuple[str, str] = ("k", "k")) -> tuple[Any, ...]:
         """The configurations that operands of these majors allow."""
 
         def fits(config: Any) -> bool:
             try:
-                config.validate(self.b_parts, majors)
+                config.validate(self.blocks, majors)
             except ConfigError:
                 return False
             return True
@@ -99,6 +106,8 @@ def fake_events() -> Any:
     )
 
 
+_TWO_WEIGHTS = "x (M, K), w_gate and w_up (N, K), out (M, N): last dimension contiguous, rows 16-byte aligned; any M, N and K multiples of 8"
+
 _KERNELS = (
     KernelSpec(
         "gemm",
@@ -107,6 +116,7 @@ _KERNELS = (
         "a (M, K), b (N, K), out (M, N): last dimension contiguous, rows 16-byte aligned; any M, N and K multiples of 8",
         gemm.CONFIGS,
         1,
+        1,
         gemm.__name__,
         gemm.Gemm,
     ),
@@ -114,12 +124,36 @@ _KERNELS = (
         "swiglu_stacked",
         "sm_90a",
         ("bfloat16", "float16"),
-        "x (M, K), w_gate and w_up (N, K), out (M, N): last dimension contiguous, rows 16-byte aligned; any M, "
-        "N and K multiples of 8",
+        _TWO_WEIGHTS,
         swiglu_stacked.CONFIGS,
+        2,
         2,
         swiglu_stacked.__name__,
         swiglu_stacked.SwigluStacked,
+    ),
+    KernelSpec(
+        "swiglu_pingpong",
+        "sm_90a",
+        ("bfloat16", "float16"),
+        _TWO_WEIGHTS,
+        swiglu_pingpong.CONFIGS,
+        2,
+        1,
+        swiglu_pingpong.__name__,
+        swiglu_pingpong.SwigluPingpong,
+    ),
+    KernelSpec(
+        "swiglu_interleaved",
+        "sm_90a",
+        ("bfloat16", "float16"),
+        "x (M, K), w (2N, K) of rows gate 0, up 0, gate 1, ... (cute_kernels.interleave), out (M, N): last dimension contiguous, "
+        "rows 16-byte aligned; any M, N and K multiples of 8",
+        swiglu_interleaved.CONFIGS,
+        1,
+        2,
+        swiglu_interleaved.__name__,
+        swiglu_interleaved.SwigluInterleaved,
+        packed=True,
     ),
 )
 

@@ -18,8 +18,10 @@ import torch.nn.functional as F
 from . import device as devices
 from . import epilogue as ep
 from . import evidence, records, reference
+from .hopper import gated
 from .hopper.kernel import Variant
 from .registry import KernelSpec, get, kernels
+from .weights import interleave
 
 FLOOR = 2e-5  # an error below this is rounding of a handful of elements
 RIM = 8  # columns and rows of guard around the output
@@ -41,17 +43,22 @@ def shapes(config: Any, sms: int = 132) -> Iterator[tuple[int, int, int]]:
 def inputs(spec: KernelSpec, m: int, n: int, k: int, dtype: torch.dtype, scale: float = 1.0) -> list[torch.Tensor]:
     """Random x and weights; weights are scaled by K^-1/2, so that pre-activations are of order `scale`."""
     x = torch.randn(m, k, device="cuda") * scale
-    weights = (torch.randn(n, k, device="cuda") / math.sqrt(k) for _ in range(spec.b_parts))
+    weights = (torch.randn(n, k, device="cuda") / math.sqrt(k) for _ in range(2 if spec.gated else 1))
     return [t.to(dtype) for t in (x, *weights)]
 
 
+def packed(spec: KernelSpec, args: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x and weights as the kernel is launched with them."""
+    return [args[0], interleave(*args[1:]).tensor] if spec.packed else args
+
+
 def expected(spec: KernelSpec, args: list[torch.Tensor]) -> torch.Tensor:
-    return reference.gemm(*args) if spec.b_parts == 1 else reference.swiglu(*args)
+    return reference.swiglu(*args) if spec.gated else reference.gemm(*args)
 
 
 def torch_result(spec: KernelSpec, args: list[torch.Tensor]) -> torch.Tensor:
     """The same by PyTorch in the inputs' dtype: the yardstick of accuracy."""
-    if spec.b_parts == 1:
+    if not spec.gated:
         return F.linear(*args)
     return F.silu(F.linear(args[0], args[1])) * F.linear(args[0], args[2])
 
@@ -77,7 +84,7 @@ def run_case(
     buffer = torch.full((m + 2, n + 2 * RIM), math.nan, device="cuda", dtype=out_dtype or args[0].dtype)
     out = buffer[1 : m + 1, RIM : RIM + n]
     clusters = devices.max_clusters(args[0].device, config.cluster[0] * config.cluster[1])
-    kernel(*args, out, clusters, operands, None)
+    kernel(*packed(spec, args), out, clusters, operands, None)
     torch.cuda.synchronize()
     rim = buffer.clone()
     rim[1 : m + 1, RIM : RIM + n] = math.nan
@@ -129,6 +136,32 @@ def run_variant(
         yield (m, n, k), relative_error(out, ref), relative_error(yard.to(out_dtype), ref)
 
 
+def activations(spec: KernelSpec, config: Any) -> Iterator[tuple[str, torch.dtype]]:
+    """(activation, dtype of both biases) that a gated kernel is run with beside plain SwiGLU: one under every configuration, the
+    whole family under the first."""
+    yield "geglu_tanh", torch.bfloat16
+    if config is spec.configs[0]:
+        yield from ((name, torch.float32) for name in reference.GATED)
+
+
+def run_activation(
+    spec: KernelSpec, config: Any, dtype_name: str, activation: str, biased: torch.dtype
+) -> Iterator[tuple[Any, float, float]]:
+    """(shape, error, PyTorch's error) of one member of the gated family, with biases, on `VARIANT_SHAPES`."""
+    dtype, bias_dtype = getattr(torch, dtype_name), str(biased).removeprefix("torch.")
+    tree = gated.paired(activation, bias_dtype) if spec.packed else gated.stacked(activation, (bias_dtype, bias_dtype))
+    kernel = spec.compile(config, dtype_name, Variant(tree=tree))
+    for m, n, k in VARIANT_SHAPES:
+        args = inputs(spec, m, n, k, dtype, 4.0)  # wide enough for a clamp at 7
+        biases = [torch.randn(n, device="cuda").to(biased) for _ in range(2)]
+        operands = (interleave(*biases).tensor,) if spec.packed else tuple(biases)
+        named = {"activation": activation, "bias_gate": biases[0], "bias_up": biases[1]}
+        ref = reference.swiglu(*args, torch.float64, **named)
+        gate, up = (F.linear(args[0], w, b.to(dtype)) for w, b in zip(args[1:], biases, strict=True))
+        out = run_case(kernel, spec, config, args, operands=operands)
+        yield (m, n, k), relative_error(out, ref), relative_error(reference.GATED[activation](gate, up), ref)
+
+
 def validate_kernel(spec: KernelSpec, progress=print) -> dict[str, Any]:
     """All cases of one kernel -> its entry for validation.json. Failing cases are listed, not raised."""
     cases, worst, failures, per_config = 0, 0.0, [], {}
@@ -157,6 +190,14 @@ def validate_kernel(spec: KernelSpec, progress=print) -> dict[str, Any]:
                     if not error <= max(2 * yardstick, FLOOR):
                         what = f"{variant.majors} -> {variant.out_dtype or dtype_name}{', epilogue' if make else ''}"
                         failures.append(f"{config.name} {dtype_name} {what} {shape}: {error:.5f} > 2 x {yardstick:.5f}")
+            for activation, biased in activations(spec, config) if spec.gated else ():
+                for shape, error, yardstick in run_activation(spec, config, dtype_name, activation, biased):
+                    cases += 1
+                    config_worst = max(config_worst, error)
+                    if not error <= max(2 * yardstick, FLOOR):
+                        failures.append(
+                            f"{config.name} {dtype_name} {activation}, biases {biased} {shape}: {error:.5f} > 2 x {yardstick:.5f}"
+                        )
             cases += 1
             if not _ones_give_k(kernel, spec, config, dtype):
                 failures.append(f"{config.name} {dtype_name}: all-ones inputs do not give the exact result")
@@ -177,9 +218,9 @@ def _ones_give_k(kernel: Any, spec: KernelSpec, config: Any, dtype: torch.dtype)
     """All-ones operands: every sum is exactly K (a power of two here), so a lost or doubled k-tile shows at once."""
     m, n, k = 200, 264, 1024
     args = [torch.ones(m, k, device="cuda", dtype=dtype)]
-    args += [torch.ones(n, k, device="cuda", dtype=dtype) for _ in range(spec.b_parts)]
-    want = float(k) if spec.b_parts == 1 else float(k) * float(k)  # silu(1024) = 1024 in fp32
-    if dtype is torch.float16 and spec.b_parts == 2:  # 1024 * 1024 is beyond fp16
+    args += [torch.ones(n, k, device="cuda", dtype=dtype) for _ in range(2 if spec.gated else 1)]
+    want = float(k) * float(k) if spec.gated else float(k)  # silu(1024) = 1024 in fp32
+    if dtype is torch.float16 and spec.gated:  # 1024 * 1024 is beyond fp16
         args[2] /= k
         want = float(k)
     return bool((run_case(kernel, spec, config, args) == want).all())

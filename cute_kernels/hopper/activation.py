@@ -17,6 +17,11 @@ def sigmoid_times(x: Float32, scale: float, of: Float32) -> Float32:
     )
 
 
+def sigmoid(x: Float32) -> Float32:
+    """1 / (1 + e^-x)."""
+    return cute.arch.rcp_approx(Float32(1.0) + cute.math.exp2(x * Float32(-math.log2(math.e)), fastmath=True))
+
+
 def silu(x: Float32) -> Float32:
     """x * sigmoid(x); only x = -inf gives NaN, as in fp32 PyTorch."""
     return sigmoid_times(x, 1.0, x)
@@ -46,3 +51,29 @@ def gelu(x: Float32) -> Float32:
 def relu(x: Float32) -> Float32:
     """max(x, 0); NaN stays NaN."""
     return cute.arch.fmax(x, Float32(0.0), nan=True)
+
+
+def identity(x: Float32) -> Float32:
+    return x
+
+
+def oai_gate(x: Float32) -> Float32:
+    """g * sigmoid(1.702 g) with g = min(x, 7): the gate of gpt-oss; NaN stays NaN."""
+    g = cute.arch.fmin(x, Float32(7.0), nan=True)
+    return sigmoid_times(g, 1.702, g)
+
+
+def oai_up(x: Float32) -> Float32:
+    """x, clamped to -7 ... 7, plus 1: the other branch of gpt-oss; NaN stays NaN."""
+    return cute.arch.fmin(cute.arch.fmax(x, Float32(-7.0), nan=True), Float32(7.0), nan=True) + Float32(1.0)
+
+
+#: the gated family: name -> (of the gate, of the other branch); the output is their product
+GATED = {
+    "swiglu": (silu, identity),
+    "geglu": (gelu, identity),
+    "geglu_tanh": (gelu_tanh, identity),
+    "reglu": (relu, identity),
+    "glu": (sigmoid, identity),
+    "swiglu_oai": (oai_gate, oai_up),
+}

@@ -13,41 +13,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .config import ELEMENT, TileConfig
+from .config import ELEMENT, MMA_M, TileConfig
 
 CLOCK = 1.6e9  # Hz under load; only the comparison with the DRAM time depends on it
 DRAM = 4.2e12  # bytes per second
 MULTIPLY = 2048  # fused multiply-adds per cycle and SM
 L2 = 55  # bytes per cycle and SM
+UNFUSED_FLOPS = 680e12  # per second, what cuBLAS reaches on large products of random data
+LAUNCH = 1.5e-6  # seconds between two kernels of a CUDA graph
 
 
-def predicted_seconds(config: TileConfig, m: int, n: int, k: int, b_parts: int, sms: int) -> float:
-    """Predicted duration of one launch on `sms` multiprocessors: out (m, n), depth k, b_parts B operands."""
+def predicted_seconds(config: TileConfig, m: int, n: int, k: int, blocks: int, sms: int) -> float:
+    """Predicted duration of one launch on `sms` multiprocessors: out (m, n), depth k, `blocks` of tile_n weight rows a stage."""
     along_m, along_n = config.cluster
     clusters = -(-m // (config.tile_m * along_m)) * -(-n // (config.tile_n * along_n))
     waves = -(-clusters // (sms // (along_m * along_n)))
-    columns = config.tile_n * b_parts
-    multiply = config.tile_m * columns * 64 / MULTIPLY
+    columns = config.tile_n * blocks
+    multiply = max(MMA_M, config.tile_m) * columns * 64 / MULTIPLY
     load = (config.tile_m / along_n + columns / along_m) * 64 * ELEMENT / L2
-    main = -(-k // 64) * max(multiply, load)
+    main = config.loops * -(-k // 64) * max(multiply, load)
     epilogue = 300 + config.tile_m * config.tile_n / (5 if config.pingpong else 10)  # of one consumer, of both together
     if config.pingpong:
         cycles = waves * max(main, (main + epilogue) / 2) + epilogue
     else:
         cycles = waves * (main + epilogue)
-    compulsory = ELEMENT * (m * k + b_parts * n * k + m * n)
+    compulsory = ELEMENT * (m * k + config.loops * blocks * n * k + m * n)
     return max(cycles / CLOCK, compulsory / DRAM) + 1e-3 * cycles / CLOCK  # the last term breaks memory-bound ties
 
 
-def prefers_fused(m: int, n: int, k: int) -> bool:
-    """Whether `swiglu(kernel="auto")` fuses: m rows, weights (n, k) of 16-bit elements. bench.json has both sides.
-
-    With few rows the launch is bound by reading the weights, and cuBLAS reads the largest ones up to an eighth faster; small
-    ones are read so soon that three launches instead of one decide.
-    """
-    return m > 32 or 2 * n * k * ELEMENT <= 100_000_000
+def unfused_seconds(m: int, n: int, k: int) -> float:
+    """Predicted duration of gate and up as two cuBLAS GEMMs and PyTorch's two pointwise kernels."""
+    products = max(4 * m * n * k / UNFUSED_FLOPS, ELEMENT * (m * k + 2 * n * k + 2 * m * n) / DRAM)
+    return products + ELEMENT * 5 * m * n / DRAM + 3 * LAUNCH
 
 
-def choose(configs: Sequence[TileConfig], m: int, n: int, k: int, b_parts: int, sms: int) -> TileConfig:
+def prefers_fused(configs: Sequence[TileConfig], m: int, n: int, k: int, blocks: int, sms: int) -> bool:
+    """Whether `swiglu(kernel="auto")` fuses: its best configuration is predicted to be no slower than cuBLAS and PyTorch."""
+    best = choose(configs, m, n, k, blocks, sms)
+    return predicted_seconds(best, m, n, k, blocks, sms) <= unfused_seconds(m, n, k)
+
+
+def choose(configs: Sequence[TileConfig], m: int, n: int, k: int, blocks: int, sms: int) -> TileConfig:
     """The configuration with the smallest predicted time."""
-    return min(configs, key=lambda config: predicted_seconds(config, m, n, k, b_parts, sms))
+    return min(configs, key=lambda config: predicted_seconds(config, m, n, k, blocks, sms))

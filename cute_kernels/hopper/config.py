@@ -61,6 +61,11 @@ class TileConfig:
         return f"{kind}_{self.tile_m}x{self.tile_n}_{self.cluster[0]}x{self.cluster[1]}_s{self.stages}_g{self.group}"
 
     @property
+    def loops(self) -> int:
+        """Times that a tile runs through K."""
+        return 1
+
+    @property
     def pingpong(self) -> bool:
         return self.schedule == "pingpong"
 
@@ -90,10 +95,7 @@ class TileConfig:
     def validate(self, b_parts: int = 1, majors: tuple[str, str] = ("k", "k")) -> TileConfig:
         """Returns self; raises ConfigError with the field, what was got and what is allowed. majors: of A and B, see tiles."""
 
-        def need(ok: bool, text: str) -> None:
-            if not ok:
-                raise ConfigError(f"config {self!r}: {text}")
-
+        need = self.need
         for field in ("tile_m", "tile_n", "warp_groups", "stages", "epi_slots", "group"):
             got = getattr(self, field)
             need(type(got) is int, f"{field} is {got!r}, must be an int")
@@ -151,6 +153,11 @@ class TileConfig:
             f"needs {self.smem_bytes(b_parts)} bytes of shared memory, {SMEM_CAPACITY} are available",
         )
         return self
+
+    def need(self, ok: bool, text: str) -> None:
+        """ConfigError with `text` unless ok."""
+        if not ok:
+            raise ConfigError(f"config {self!r}: {text}")
 
     def explain(self, b_parts: int = 1) -> str:
         """One line for people: what a CTA owns, what it costs."""

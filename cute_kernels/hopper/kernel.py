@@ -88,13 +88,15 @@ class Output:
 
 
 class WarpSpecializedGemm:
-    """Base of the finished kernels. `b_parts` B operands are stacked in one stage and one accumulator.
+    """Base of the finished kernels. A subclass says how many B operands (`b_parts`) there are, and how many `blocks` of them are
+    stacked in one stage and one accumulator: all, unless it says otherwise.
 
-    A subclass says how many parts there are. The stage's B rows are part 0's tile_n rows, then part 1's, so a thread's
-    accumulator value v of one part lies tile_n / 2 values before its partner of the next.
+    The stage's B rows are block 0's tile_n rows, then block 1's, so a thread's accumulator value v of one part lies tile_n / 2
+    values before its partner of the next.
     """
 
     b_parts = 1
+    blocks: int | None = None
 
     def __init__(self, config: TileConfig, dtype, variant: Variant = PLAIN):
         self.dtype = dtype
@@ -104,10 +106,13 @@ class WarpSpecializedGemm:
         self.trace = trace.Trace(variant.traced)
         self.early_weights = variant.early_weights
         self.fold = 2 if visitor.halves(self.tree) else 1  # rows of a B operand for one column of the output
-        self.columns = self.b_parts * self.fold  # accumulator columns for one column of the output
+        self.stacked = self.blocks or self.b_parts
+        self.columns = self.stacked * self.fold  # accumulator columns for one column of the output
         self.sharing = 1 if config.pingpong else config.warp_groups  # consumer warp groups that share a tile
         self.config = config.validate(self.columns, variant.majors)
-        self.halves = self.b_parts == 2 and config.cluster[0] == 2  # each CTA of a column of two sends one B part to both
+        self.halves = (
+            self.stacked == 2 and config.cluster[0] == 2
+        )  # each CTA of a column of two sends one B part to both
         self.slab_m = min(epilogue.SLOT_M, config.tile_m)  # rows that a slab stores
         size = self.out_dtype.width // 8
         widths = [w for w in slot_widths(config.tile_n, size) if w * size <= config.epi_n * ELEMENT]
@@ -153,7 +158,7 @@ class WarpSpecializedGemm:
             cluster=(*c.cluster, 1),
             min_blocks_per_mp=1,
             stream=stream,
-            use_pdl=True,  # set up while the kernel ahead still runs; griddepcontrol.wait below stands before its results are read
+            use_pdl=True,  # set up while the kernel ahead still runs; griddepcontrol.wait stands before its results are read
         )
 
     def storage(self):
@@ -196,7 +201,7 @@ class WarpSpecializedGemm:
         layout_a = tiles.operand_layout(self.dtype, c.tile_m, c.stages, self.majors[0])
         layout_read = tiles.overlapping_layout(self.dtype, c.tile_m, c.stages) if c.tile_m < 64 else layout_a
         layout_b = tiles.operand_layout(self.dtype, self.columns * c.tile_n, c.stages, self.majors[1])
-        layout_part = tiles.operand_layout(self.dtype, self.fold * c.tile_n, self.b_parts * c.stages, self.majors[1])
+        layout_part = tiles.operand_layout(self.dtype, self.fold * c.tile_n, self.stacked * c.stages, self.majors[1])
         sA = smem.a.get_tensor(layout_a.outer, swizzle=layout_a.inner)
         read_a = smem.a.get_tensor(layout_read.outer, swizzle=layout_read.inner)
         sB = smem.b.get_tensor(layout_b.outer, swizzle=layout_b.inner)
@@ -229,7 +234,18 @@ class WarpSpecializedGemm:
             slots = smem.out.get_tensor(layout_slots.outer, swizzle=layout_slots.inner)
             group = cute.arch.make_warp_uniform(thread // tiles.WARP_GROUP) - 1
             self.consume(
-                ring, walk, k_tiles, group, thread % tiles.WARP_GROUP, read_a, sB, slots, store, tma_out, operands, events
+                ring,
+                walk,
+                k_tiles,
+                group,
+                thread % tiles.WARP_GROUP,
+                read_a,
+                sB,
+                slots,
+                store,
+                tma_out,
+                operands,
+                events,
             )
 
     @cute.jit
@@ -289,12 +305,7 @@ class WarpSpecializedGemm:
             if cutlass.const_expr(c.pingpong):
                 written = self.trace.mark(log, written, trace.ORDER, lane == 0)
                 self.my_turn(group)
-            if cutlass.const_expr(self.trace.on):
-                # a clock is read while bar.sync still blocks, so first look at memory, which it holds back
-                if not ring.sync_object_full.test_wait(state.index, state.phase):
-                    written = self.trace.mark(log, written, trace.WAIT, lane == 0)
-                    ring.consumer_wait(state)
-            written = self.trace.mark(log, written, trace.MULTIPLY, lane == 0)
+            written = self.mark_multiply(ring, state, log, written, lane)
             state, done = mainloop.issue(ring, state, k_tiles, mma, acc, frag_a, frag_b)
             if cutlass.const_expr(c.pingpong):
                 if index + walk.step < walk.tiles:  # the other one has a tile to multiply
@@ -340,6 +351,16 @@ class WarpSpecializedGemm:
                 slot = state.index * self.b_parts + p
                 cute.copy(loads[p], source[None, n, k], target[None, slot], tma_bar_ptr=full, mcast_mask=mask)
 
+    @cute.jit
+    def mark_multiply(self, ring, state, log, written, lane):
+        """Trace the begin of a k loop, and the wait for its first stage, if any."""
+        if cutlass.const_expr(self.trace.on):
+            # a clock is read while bar.sync still blocks, so first look at memory, which it holds back
+            if not ring.sync_object_full.test_wait(state.index, state.phase):
+                written = self.trace.mark(log, written, trace.WAIT, lane == 0)
+                ring.consumer_wait(state)
+        return self.trace.mark(log, written, trace.MULTIPLY, lane == 0)
+
     def tile(self, walk, index):
         """(row, column) of this CTA's tile of cluster number `index`."""
         m, n = scheduler.grouped_tile(index, walk.tiles_m, walk.tiles_n, Int32(self.config.group))
@@ -363,7 +384,9 @@ class WarpSpecializedGemm:
         c = self.config
         mma = tiles.tiled_mma(self.dtype, self.columns * c.tile_n, self.sharing, self.majors)
         mine = mma.get_slice(0 if c.pingpong else group * tiles.WARP_GROUP)
-        acc = cute.make_rmem_tensor(mma.partition_shape_C((max(64, c.tile_m), self.columns * c.tile_n)), cutlass.Float32)
+        acc = cute.make_rmem_tensor(
+            mma.partition_shape_C((max(64, c.tile_m), self.columns * c.tile_n)), cutlass.Float32
+        )
         return mma, acc, mma.make_fragment_A(mine.partition_A(sA)), mma.make_fragment_B(mine.partition_B(sB))
 
     def output(self, group, lane, slots, store, tma_out, operands):
@@ -389,7 +412,6 @@ class WarpSpecializedGemm:
         columns = self.slot_n
         across = c.tile_n // columns
         per_row = self.columns * c.tile_n // 2  # accumulators of one 64-row slab in a thread
-        per_part = self.fold * c.tile_n // 2
         mine = 0 if c.pingpong else out.group  # 64-row slabs of a shared tile go round the warp groups
 
         def corner(slab):
@@ -405,7 +427,7 @@ class WarpSpecializedGemm:
             base = slab // across * per_row + slab % across * self.fold * columns // 2
 
             def accumulator(part, v, base=base):
-                return acc[base + part * per_part + v]
+                return self.part_of(acc, part, base + v)
 
             written = self.trace.mark(log, written, trace.EPILOGUE, out.lane == 0)
             values = [out.values.value(ahead, accumulator, v) for v in range(columns // 2)]
@@ -423,6 +445,10 @@ class WarpSpecializedGemm:
                 value, out.copy, out.slots, slot, self.epi_slots, out.store, target, out.lane, STORE_BARRIER + out.group
             )
         return written
+
+    def part_of(self, acc, part, i):
+        """fp32 value of B operand `part` that goes with value i of part 0."""
+        return acc[part * self.fold * self.config.tile_n // 2 + i]
 
     @cute.jit
     def multicast_masks(self, rank_m, rank_n):

@@ -12,24 +12,25 @@ import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Int32
 
-from . import visitor
-from .activation import silu
+from . import gated
 from .config import TileConfig
 from .kernel import WarpSpecializedGemm
 
 CONFIGS = (
+    # prefill: pingpong in pairs of CTAs; the width that fills the last wave best
+    *(
+        TileConfig(128, t, cluster=(2, 1), stages=stages, epi_slots=slots, schedule="pingpong")
+        for t, stages, slots in ((64, 6, 2), (72, 6, 1), (80, 5, 1), (88, 5, 1), (96, 5, 1))
+    ),
+    # one wave of a few hundred rows: no second tile to hide an epilogue under
+    TileConfig(128, 80, cluster=(2, 1), stages=5, epi_slots=1),
     TileConfig(128, 128, cluster=(2, 1), stages=4),
-    TileConfig(128, 128, cluster=(1, 1), stages=4),
-    TileConfig(128, 128, cluster=(1, 2), stages=4),
-    TileConfig(128, 64, cluster=(2, 1), stages=6, epi_slots=1),
     TileConfig(128, 64, cluster=(1, 1), stages=6, epi_slots=1),
-    TileConfig(64, 64, warp_groups=1, cluster=(1, 1), stages=8, epi_slots=1),
-    TileConfig(64, 32, warp_groups=1, cluster=(1, 1), stages=12, epi_slots=1),
+    # decode: one consumer, no more rows of x than there are
+    *(TileConfig(64, t, warp_groups=1, stages=stages, epi_slots=1) for t, stages in ((40, 9), (56, 9), (72, 7))),
+    *(TileConfig(32, t, warp_groups=1, stages=stages, epi_slots=1) for t, stages in ((40, 11), (56, 10), (72, 9))),
+    *(TileConfig(16, t, warp_groups=1, stages=stages, epi_slots=1) for t, stages in ((40, 12), (56, 10), (72, 9))),
 )
-
-
-def silu_product(gate, up):
-    return silu(gate) * up
 
 
 class SwigluStacked(WarpSpecializedGemm):
@@ -38,7 +39,7 @@ class SwigluStacked(WarpSpecializedGemm):
     b_parts = 2
 
     def default_tree(self):
-        return visitor.Apply(silu_product, (visitor.Accumulator(0), visitor.Accumulator(1)))
+        return gated.stacked()
 
     @cute.jit
     def __call__(

@@ -52,7 +52,9 @@ def overlapping_layout(dtype, rows: int, stages: int) -> cute.ComposedLayout:
     make accumulator rows that nobody stores.
     """
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, dtype)
-    outer = cute.make_layout(((8, 8), (TILE_K, 1), (1, stages)), stride=((TILE_K, 8 * TILE_K), (1, 0), (0, rows * TILE_K)))
+    outer = cute.make_layout(
+        ((8, 8), (TILE_K, 1), (1, stages)), stride=((TILE_K, 8 * TILE_K), (1, 0), (0, rows * TILE_K))
+    )
     return cute.make_composed_layout(atom.inner, 0, outer)
 
 

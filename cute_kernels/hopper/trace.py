@@ -14,8 +14,8 @@ ROLES = ("producer", "consumer 1", "consumer 2")
 CAPACITY = 2048  # events per role; what comes later is dropped
 
 #: kinds of events; each begins a span, which the next event of its role ends
-KINDS = ("idle", "wait", "load", "order", "mma", "epilogue", "store")
-IDLE, WAIT, LOAD, ORDER, MULTIPLY, EPILOGUE, STORE = range(len(KINDS))
+KINDS = ("idle", "wait", "load", "order", "mma", "epilogue", "store", "activation")
+IDLE, WAIT, LOAD, ORDER, MULTIPLY, EPILOGUE, STORE, ACTIVATE = range(len(KINDS))
 
 
 class Trace:

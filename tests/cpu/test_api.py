@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import cute_kernels as ck
-from cute_kernels import api, device
+from cute_kernels import api, device, registry
+from cute_kernels.hopper import activation, gated
 
 BF16 = torch.bfloat16
 
@@ -147,12 +148,13 @@ def test_one_row_with_an_odd_pitch(launches):
 
 
 def test_no_columns_of_k_gives_zeros(launches):
-    out = torch.full((128, 8), 7.0, dtype=BF16)
-    ck.swiglu(cuda(128, 0), cuda(8, 0), cuda(8, 0), out=out)
-    assert (out == 0).all() and not launches
-    ck.gemm(cuda(4, 0), cuda(8, 0))  # its epilogue may not be zero: one k-tile of zeros
-    _, a, (b,), out, *_ = launches[-1]
-    assert a.shape == (4, 8) and b.shape == (8, 8) and not a.any() and not b.any() and out.shape == (4, 8)
+    """The epilogue of nothing may not be zero (a bias): one k-tile of zeros is launched."""
+    ck.gemm(cuda(4, 0), cuda(8, 0))
+    ck.swiglu(cuda(4, 0), cuda(8, 0), cuda(8, 0))
+    ck.swiglu_interleaved(cuda(4, 0), ck.interleave(cuda(8, 0), cuda(8, 0)))
+    for (_, a, weights, out, *_), rows in zip(launches, (8, 8, 16), strict=True):
+        assert a.shape == (4, 8) and not a.any() and out.shape == (4, 8)
+        assert all(w.shape == (rows, 8) and not w.any() for w in weights)
 
 
 def test_gradients(launches):
@@ -169,11 +171,14 @@ def test_gradients(launches):
 
 
 def test_auto_keeps_pytorch_where_it_is_faster(launches, monkeypatch):
-    for m, n, k, fused in ((1, 256, 64, True), (32, 8192, 8192, False), (33, 8192, 8192, True), (1, 4864, 896, True)):
+    monkeypatch.setattr(api, "_torch_swiglu", lambda *args: None)
+    for fused in (True, False):
         launches.clear()
-        monkeypatch.setattr(api, "_torch_swiglu", lambda *args: None)
-        ck.swiglu(torch.empty(m, k, dtype=BF16), *(torch.empty(n, k, dtype=BF16) for _ in range(2)))
-        assert bool(launches) is fused is api.prefers_fused(m, n, k)
+        monkeypatch.setattr(
+            api, "_prefers_fused", lambda m, n, k, sms, fused=fused: fused and (m, n, k) == (32, 256, 64)
+        )
+        ck.swiglu(*mlp(32))
+        assert bool(launches) is fused
     with fails(ValueError, "kernel is 'fast'", "'stacked'"):
         ck.swiglu(*mlp(), kernel="fast")
 
@@ -210,7 +215,7 @@ def test_first_call_inside_a_capture(monkeypatch):
 def test_config_is_checked():
     spec = ck.kernels()[1]
     for config, kind, words in (
-        (spec.configs[0].with_(stages=9), ck.ConfigError, "needs 476160 bytes of shared memory, 232448 are available"),
+        (spec.configs[0].with_(stages=9), ck.ConfigError, "needs 328704 bytes of shared memory, 232448 are available"),
         (spec.configs[0].with_(tile_n=256), ck.ConfigError, "at most 256 columns"),
         (spec.configs[0].with_(cluster=(4, 1)), ck.ConfigError, "cluster is (4, 1)"),
         ({"tile_m": 64}, TypeError, "config is a dict"),
@@ -256,8 +261,9 @@ def test_warmup_without_a_gpu():
 
 
 @pytest.mark.parametrize("m", [4, 64])
-def test_few_rows_change_no_rule(launches, m):
-    """With few rows of large weights "auto" runs PyTorch, which would take anything; what is an error must not depend on M."""
+def test_few_rows_change_no_rule(launches, monkeypatch, m):
+    """Where "auto" runs PyTorch, that would take anything; what is an error must not depend on M."""
+    monkeypatch.setattr(api, "_prefers_fused", lambda m, n, k, sms: m > 32)
     n, k = 8192, 8192
     w = torch.empty(n, k, dtype=BF16)
     x = cuda(m, k)
@@ -293,6 +299,67 @@ def test_torch_kernel_names_what_is_no_matrix():
 def test_the_way_to_pytorch_adds_no_copy(launches, monkeypatch):
     seen = []
     monkeypatch.setattr(api, "_torch_swiglu", lambda *args: seen.append(args))
+    monkeypatch.setattr(api, "_prefers_fused", lambda *shape: False)
     x, w = cuda(4, 8192), torch.empty(8192, 8192, dtype=BF16)
     ck.swiglu(x, w, w)
-    assert seen == [(x, w, w, None)] and not launches
+    assert seen == [(x, w, w, None, "swiglu", None, None)] and not launches
+
+
+def test_gated_family(launches):
+    x, g, u = mlp()
+    with fails(ValueError, "activation is 'swish', allowed: 'swiglu', 'geglu'"):
+        ck.swiglu(x, g, u, activation="swish")
+    assert set(activation.GATED) == set(ck.reference.GATED)
+    bias = torch.zeros(256)
+    ck.swiglu(x, g, u, activation="geglu", bias_up=bias)
+    name, _, _, _, _, variant, operands = launches[-1]
+    assert name == "swiglu_stacked" and operands == (bias,)
+    assert variant.tree == gated.stacked("geglu", (None, "float32"))
+    ck.swiglu(x, g, u, kernel="pingpong")
+    assert launches[-1][0] == "swiglu_pingpong" and launches[-1][5].tree is None
+    config = registry.get("swiglu_pingpong").configs[1]
+    ck.swiglu(x, g, u, config=config)  # a configuration says which kernel it is for
+    assert launches[-1][0] == "swiglu_pingpong" and launches[-1][4] is config
+    ck.swiglu(x, g, u, early_weights=True)
+    assert launches[-1][5].early_weights
+    for t, words in (
+        (cuda(128), "bias_gate has shape (128,), must be (256,)"),
+        (cuda(512)[::2], "bias_gate has stride 2"),
+        (cuda(257)[1:], "bias_gate starts at an address"),
+        (cuda(256).requires_grad_(), "requires grad"),
+    ):
+        with fails(ValueError, words):
+            ck.swiglu(x, g, u, bias_gate=t, kernel="stacked")
+    with fails(TypeError, "bias_up is float64"):
+        ck.swiglu(x, g, u, bias_up=torch.zeros(256).double())
+    with fails(ValueError, "bias_up has shape (3,), must be (256,)"):
+        ck.swiglu(x, g, u, bias_up=torch.zeros(3), kernel="torch")
+    assert ck.swiglu(x, g, u, bias_gate=cuda(256).requires_grad_()).requires_grad  # auto: PyTorch
+
+
+def test_interleaved(launches):
+    x, g, u = mlp()
+    w = ck.interleave(g, u)
+    assert ck.swiglu_interleaved(x, w).shape == (128, 256)
+    assert launches[-1][0] == "swiglu_interleaved" and launches[-1][2] == (w.tensor,)
+    with fails(TypeError, "w is a Tensor, must be an Interleaved", "Interleaved.wrap(w)"):
+        ck.swiglu_interleaved(x, w.tensor)
+    with fails(ValueError, "w has K = 72 columns, x has K = 64"):
+        ck.swiglu_interleaved(x, ck.interleave(cuda(256, 72), cuda(256, 72)))
+    with fails(ValueError, "N is 4, must be a multiple of 8"):
+        ck.swiglu_interleaved(x, ck.interleave(cuda(4, 64), cuda(4, 64)))
+    bias = ck.interleave(torch.zeros(256), torch.ones(256))
+    ck.swiglu_interleaved(x, w, bias=bias, activation="swiglu_oai")
+    assert launches[-1][5].tree == gated.paired("swiglu_oai", "float32") and launches[-1][6] == (bias.tensor,)
+    ck.swiglu(x, g, u, kernel="interleaved", bias_up=torch.ones(256))
+    assert launches[-1][0] == "swiglu_interleaved" and torch.equal(launches[-1][6][0], bias.tensor)
+
+
+def test_torch_kernel_of_the_family():
+    torch.manual_seed(0)
+    x, g, u = torch.randn(5, 8), torch.randn(16, 8), torch.randn(16, 8)
+    named = {"bias_gate": torch.randn(16), "bias_up": torch.randn(16)}
+    for name in ck.reference.GATED:
+        got = ck.swiglu(4 * x, g, u, kernel="torch", activation=name, **named)
+        want = ck.reference.swiglu(4 * x, g, u, torch.float64, activation=name, **named)
+        assert (got - want).norm() / want.norm() < 1e-5, name

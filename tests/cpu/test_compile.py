@@ -169,7 +169,7 @@ def test_import_needs_no_driver():
     blind = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=blind)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"\['gemm', 'swiglu_stacked'\]\nsm_90a 168", done.stdout)
+    assert re.search(r"\['gemm', 'swiglu_stacked', 'swiglu_pingpong', 'swiglu_interleaved'\]\nsm_90a 168", done.stdout)
 
 
 def test_tools_are_found():

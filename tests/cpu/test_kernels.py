@@ -42,26 +42,27 @@ def test_budgets(compiled, name, config, dtype):
     assert c.spill_bytes == 0 and "LDL" not in c.instructions and "STL" not in c.instructions
     assert c.threads == config.threads
     assert c.registers == REGISTERS_AT_LAUNCH[config.threads]
-    assert c.smem_dynamic == config.smem_bytes(spec.b_parts) <= SMEM_CAPACITY
+    assert c.smem_dynamic == config.smem_bytes(spec.blocks) <= SMEM_CAPACITY
 
 
 @pytest.mark.parametrize(("name", "config", "dtype"), CASES, ids=IDS)
 def test_instructions(compiled, name, config, dtype):
     c = compiled(name, config, dtype)
     spec = registry.get(name)
-    n = config.tile_n * spec.b_parts
+    n, loops = config.tile_n * spec.blocks, config.loops
     kind = {"bfloat16": "bf16", "float16": "f16"}[dtype]
     assert f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind}" in c.ptx
-    assert c.instructions["HGMMA"] == 2 * 4 * (config.group_rows // 64)  # first k-tile and loop, 4 k-blocks
-    assert c.instructions["UTMALDG"] == 1 + spec.b_parts
+    assert c.instructions["HGMMA"] == loops * 2 * 4 * (config.group_rows // 64)  # first k-tile and loop, 4 k-blocks
+    loads_b = 2 if spec.gated and not spec.packed else 1
+    assert c.instructions["UTMALDG"] == loops + loads_b
     slabs = config.group_rows // 64 * (config.tile_n // config.epi_n)
     assert c.instructions["UTMASTG"] == slabs
     multicast = sum(count for m, count in c.mnemonics.items() if m.startswith("UTMALDG") and "MULTICAST" in m)
-    assert multicast == (1 if config.cluster[1] > 1 else 0) + (spec.b_parts if config.cluster[0] > 1 else 0)
+    assert multicast == (loops if config.cluster[1] > 1 else 0) + (loads_b if config.cluster[0] > 1 else 0)
     # one fence and one wait a k-tile (first and loop): ptxas has not put them around every single WGMMA
-    assert c.mnemonics["WARPGROUP.ARRIVE"] == 2 and c.mnemonics["WARPGROUP.DEPBAR.LE"] == 2
+    assert c.mnemonics["WARPGROUP.ARRIVE"] == c.mnemonics["WARPGROUP.DEPBAR.LE"] == 2 * loops
     assert "CALL" not in c.instructions  # no slow division in the activation
-    if name == "swiglu_stacked":
+    if spec.gated:
         per_thread = config.group_rows * config.tile_n // 128
         assert c.instructions["MUFU.EX2"] == per_thread  # one ex2 and one rcp of an output element
         assert c.instructions["MUFU.RCP"] >= per_thread
@@ -82,14 +83,14 @@ def test_fences(compiled, name, config, dtype):
     """A proxy fence between the last stmatrix and every TMA store; the barriers' init is fenced before the cluster goes on."""
     ptx = compiled(name, config, dtype).ptx
     events = re.findall(
-        r"(stmatrix|fence\.proxy\.async|cp\.async\.bulk\.tensor\.2d\.global\.shared|bar\.sync|barrier\.sync|"
+        r"(stmatrix|st\.shared|fence\.proxy\.async|cp\.async\.bulk\.tensor\.2d\.global\.shared|bar\.sync|barrier\.sync|"
         r"mbarrier\.init|fence\.mbarrier_init|mbarrier\.try_wait)",
         ptx,
     )
     clean = False
     stores = 0
     for event in events:
-        if event == "stmatrix":
+        if event in ("stmatrix", "st.shared"):
             clean = False
         elif event == "fence.proxy.async":
             clean = True
@@ -130,16 +131,19 @@ def test_compiles_are_counted():
 def test_configurations_are_distinct_and_explain_themselves(spec):
     assert len({config.name for config in spec.configs}) == len(spec.configs)
     for config in spec.configs:
-        text = config.validate(spec.b_parts).explain(spec.b_parts)
-        assert config.name in text and str(config.smem_bytes(spec.b_parts)) in text
+        text = config.validate(spec.blocks).explain(spec.blocks)
+        assert config.name in text and str(config.smem_bytes(spec.blocks)) in text
 
 
 def test_choice_follows_the_counts():
     configs = registry.get("swiglu_stacked").configs
     big = choose(configs, 4096, 18944, 3584, 2, 132)
-    assert (big.tile_m, big.tile_n) == (128, 128)
+    assert big.tile_m == 128 and big.pingpong
     few = choose(configs, 64, 18944, 3584, 2, 132)
     assert few.tile_m == 64  # a 128-row tile would be half empty
+    assert choose(configs, 1, 18944, 3584, 2, 132).tile_m == 16  # and rows beyond M are not free
+    wide = choose(configs, 1024, 13824, 5120, 2, 132)
+    assert wide.tile_n == 72  # 12 waves of 72 columns instead of 14 of 64
     for config in configs:
         one = predicted_seconds(config, 4096, 4096, 4096, 2, 132)
         assert one < predicted_seconds(config, 8192, 4096, 4096, 2, 132)

@@ -1,5 +1,6 @@
 """The public functions on a Hopper GPU against fp32."""
 
+import functools
 import math
 
 import pytest
@@ -33,7 +34,16 @@ def test_gemm(shape, dtype):
     assert rel(ck.gemm(a, b), ref) <= 2 * rel(a @ b.T, ref)
 
 
-@pytest.mark.parametrize("kernel", ["auto", "stacked"])
+CALLS = {
+    "gemm": ck.gemm,
+    "swiglu_stacked": functools.partial(ck.swiglu, kernel="stacked"),
+    "swiglu_pingpong": functools.partial(ck.swiglu, kernel="pingpong"),
+    "swiglu_interleaved": functools.partial(ck.swiglu, kernel="interleaved"),
+}
+FUSED = ["stacked", "pingpong", "interleaved"]
+
+
+@pytest.mark.parametrize("kernel", ["auto", *FUSED])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_swiglu(shape, dtype, kernel):
@@ -48,11 +58,10 @@ def test_swiglu(shape, dtype, kernel):
 def test_every_configuration_is_accepted(spec):
     m, n, k = 200, 264, 200
     x = torch.randn(m, k, device=DEVICE).bfloat16()
-    w = weights(n, k, spec.b_parts)
+    w = weights(n, k, 2 if spec.gated else 1)
     ref = validate.expected(spec, [x, *w])
     for config in spec.configs:
-        call = ck.gemm if spec.b_parts == 1 else lambda *a, **kw: ck.swiglu(*a, kernel="stacked", **kw)
-        assert rel(call(x, *w, config=config), ref) < 0.004, config.name
+        assert rel(CALLS[spec.name](x, *w, config=config), ref) < 0.004, config.name
 
 
 def test_gate_is_the_gate():

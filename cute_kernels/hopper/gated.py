@@ -1,0 +1,44 @@
+"""What the gated kernels store, as visitor trees: gate(a @ w_gate.T + bias_gate) * up(a @ w_up.T + bias_up).
+
+`stacked` is for two weights, whose products are accumulators 0 and 1; the pingpong kernel evaluates its left half as soon as
+accumulator 0 is there. `paired` is for one weight that holds gate and up rows in turn: PairMulStore.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+from . import activation, visitor
+
+
+def stacked(name: str = "swiglu", biased: tuple[str | None, str | None] = (None, None)) -> visitor.Node:
+    """The tree of a gated activation (activation.GATED). biased: dtypes of the biases of gate and up, (N,) each, which are the
+    launch's operands in this order."""
+    branches, slot = [], 0
+    for part, (function, dtype) in enumerate(zip(activation.GATED[name], biased, strict=True)):
+        node: visitor.Node = visitor.Accumulator(part)
+        if dtype is not None:
+            node = visitor.Apply(operator.add, (node, visitor.Row(slot, dtype)))
+            slot += 1
+        branches.append(node if function is activation.identity else visitor.Apply(function, (node,)))
+    return visitor.Apply(operator.mul, tuple(branches))
+
+
+def paired(name: str = "swiglu", biased: str | None = None) -> visitor.Node:
+    """The same over columns 2j (gate) and 2j + 1 (up). biased: dtype of the interleaved bias, (2N,)."""
+    node: visitor.Node = visitor.Accumulator()
+    if biased is not None:
+        node = visitor.Apply(operator.add, (node, visitor.Row(0, biased)))
+    return visitor.Pairs(product(name), node)
+
+
+@functools.cache
+def product(name: str):
+    """gate(left) * up(right), one function object for each name: trees compare functions by identity."""
+    gate, up = activation.GATED[name]
+
+    def pair_mul(left, right):
+        return gate(left) * up(right)
+
+    return pair_mul
