@@ -50,10 +50,14 @@ def gemm(
     Returns out. No backward: call it under torch.no_grad() when an input requires grad.
     Raises TypeError, ValueError, ConfigError, UnsupportedDevice, before anything is launched.
     """
-    if out_dtype is None:
-        out_dtype = out.dtype if isinstance(out, torch.Tensor) else a.dtype if isinstance(a, torch.Tensor) else None
     if out_dtype is not None and out_dtype not in OUT_DTYPES:
         raise TypeError(f"out_dtype is {dtype_name(out_dtype)}, must be bfloat16, float16 or float32")
+    if out_dtype is None and isinstance(out, torch.Tensor):
+        out_dtype = out.dtype
+        if out_dtype not in OUT_DTYPES:
+            raise TypeError(f"out is {dtype_name(out_dtype)}, must be bfloat16, float16 or float32")
+    if out_dtype is None and isinstance(a, torch.Tensor) and a.dtype in DTYPES:
+        out_dtype = a.dtype
     majors = _major(a), _major(b)
     rows, out2d, result = _arguments(a, {"b": b}, out, "a", majors, out_dtype)
     tree, operands = (None, ()) if epilogue is None else _epilogue(epilogue, result, out2d)

@@ -28,6 +28,7 @@ import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 ARCHS = ("sm_90a", "sm_100a")
+SMEM_RESERVED = 1024  # bytes of every CTA that the system keeps, and cuobjdump counts, from SM90 on
 DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
 
 #: SASS mnemonics worth counting: what each stands for in the source.
@@ -131,7 +132,7 @@ class Compiled:
 
     @property
     def smem_static(self) -> int:
-        return self.resources.get("SHARED", 0)
+        return max(0, self.resources.get("SHARED", 0) - SMEM_RESERVED)
 
     @property
     def smem_bytes(self) -> int:
@@ -213,19 +214,26 @@ def count_compiles():
     inside.update(_counter - before)
 
 
-def compile_only(kernel: str, *, arch: str | None = None, config: Any = None, dtype: Any = "bfloat16") -> Compiled:
+def compile_only(
+    kernel: str, *, arch: str | None = None, config: Any = None, dtype: Any = "bfloat16", epilogue: Any = None
+) -> Compiled:
     """Compile a finished kernel without a GPU or a driver.
 
     kernel: a name from `kernels()`, such as "gemm". arch: the one that the kernel is written for, "sm_90a" for all of today's.
     config: one of the kernel's `.configs`, or another valid one; default: its first. dtype: "bfloat16", "float16" or the
-    torch dtype. Returns `Compiled`. Raises ValueError for what the kernel does not offer, ConfigError, CompileError.
+    torch dtype. epilogue: for "gemm", an expression as its `epilogue=` takes it; of its tensors only the dtypes matter.
+    Returns `Compiled`. Raises ValueError for what the kernel does not offer, ConfigError, CompileError.
     """
+    from .epilogue import split
+    from .hopper.kernel import Variant
     from .registry import get
 
     spec = get(kernel)
     if arch not in (None, spec.arch):
         raise ValueError(f"arch is {arch!r}, but kernel {spec.name!r} is written for {spec.arch}")
-    return spec.compile(config, dtype)
+    if epilogue is not None and spec.gated:
+        raise ValueError(f"kernel {spec.name!r} takes no epilogue: it has its own")
+    return spec.compile(config, dtype, Variant(tree=None if epilogue is None else split(epilogue)[0]))
 
 
 def dtype_name(dtype: Any) -> str:

@@ -46,8 +46,21 @@ class Expression:
     def __rmul__(self, other):
         return apply(operator.mul, other, self)
 
+    def __truediv__(self, other):
+        if isinstance(other, int | float) and not isinstance(other, bool):
+            return self * (1.0 / other)
+        raise TypeError("an epilogue divides by numbers only; for anything else multiply by the reciprocal, or use apply(...)")
+
     def __neg__(self):
         return apply(operator.neg, self)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", str(function))
+        raise TypeError(
+            f"torch's {name} met an epilogue expression: use this module's functions (relu, gelu, silu, cast, apply, ...) and "
+            "wrap tensors in row(...), column(...) or load(...)"
+        )
 
 
 #: a @ b.T

@@ -82,7 +82,7 @@ def gemm_table() -> str:
 
 
 def evidence_table() -> str:
-    lines = ["| what | GPU | date | cases | worst relative error | of this code |", "|---|---|---|---|---|---|"]
+    lines = ["| what | GPU | date | cases | worst relative error | recorded from today's code |", "|---|---|---|---|---|---|"]
     for e in evidence.table():
         worst = "" if e.worst_error is None else f"{e.worst_error:.5f}"
         lines.append(f"| {e.name} | {e.gpu} | {e.date} | {e.cases or ''} | {worst} | {e.status} |")
@@ -102,7 +102,8 @@ def ladder_table() -> str:
     theirs = ", ".join(f"{bench.tflops(r['size'], r['us']['cuBLAS']):.0f}" for r in record["rows"])
     return (
         f"TFLOP/s (share of cuBLAS, share of the ceiling of {record['ceiling_tflops']:.0f} TFLOP/s), bf16, all in one run; "
-        f"cuBLAS: {theirs}. {_stamped(record)}\n\n" + "\n".join(lines) + "\n"
+        f"cuBLAS: {theirs}. {_stamped(record)} Where `ck.gemm` chooses the configuration of the step above it, what lies between "
+        "the two rows is the run's noise.\n\n" + "\n".join(lines) + "\n"
     )
 
 

@@ -106,14 +106,18 @@ def fake_events() -> Any:
     )
 
 
-_TWO_WEIGHTS = "x (M, K), w_gate and w_up (N, K), out (M, N): last dimension contiguous, rows 16-byte aligned; any M, N and K multiples of 8"
+_TWO_WEIGHTS = (
+    "x (M, K), w_gate and w_up (N, K), out (M, N): last dimension contiguous, rows 16-byte aligned; any M, N and K multiples "
+    "of 8"
+)
 
 _KERNELS = (
     KernelSpec(
         "gemm",
         "sm_90a",
         ("bfloat16", "float16"),
-        "a (M, K), b (N, K), out (M, N): last dimension contiguous, rows 16-byte aligned; any M, N and K multiples of 8",
+        "a (M, K), b (N, K), out (M, N): last dimension contiguous, a and b also the transpose of such a matrix, rows 16-byte "
+        "aligned; any M, N and K multiples of 8",
         gemm.CONFIGS,
         1,
         1,

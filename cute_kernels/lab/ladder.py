@@ -139,8 +139,8 @@ def figure():
         for y, who in enumerate(names):
             speed = bench.tflops(row["size"], row["us"][who])
             axis.barh(y, speed, color=style.COLORS["ours"], height=0.62)
-            axis.text(speed * 0.98, y, f"{speed:.0f}", ha="right", va="center", color="white", fontsize=8)
-            axis.text(max(speed, theirs) * 1.02, y, f"{100 * speed / theirs:.0f} %", va="center", fontsize=8)
+            axis.text(0.02 * top, y, f"{speed:.0f}", va="center", color="white", fontsize=8)
+            axis.text(1.03 * top, y, f"{100 * speed / theirs:.0f} %", va="center", fontsize=8)
         axis.axvline(theirs, color=style.COLORS["store"], lw=2, label=f"cuBLAS {theirs:.0f}")
         axis.axvline(top, color=style.INK, lw=1, ls=":", label=f"ceiling {top:.0f}")
         axis.set_yticks(range(len(names)), [who.replace("_", " ") for who in names])

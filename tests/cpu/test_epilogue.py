@@ -149,3 +149,18 @@ def test_transposed_operands(majors):
     narrow = PINGPONG.with_(tile_n=160)
     with pytest.raises(ck.ConfigError, match="64 rows in a mn-major operand"):
         SPEC.compile(narrow, "bfloat16", Variant(majors=("k", "mn")))
+
+
+def test_what_is_no_epilogue_says_so():
+    for make, words in (
+        (lambda: torch.relu(ep.acc), "torch's relu met an epilogue expression: use this module's functions"),
+        (lambda: torch.zeros(3) * ep.acc, "wrap tensors in row"),
+        (lambda: ep.acc / ep.acc, "divides by numbers only"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            make()
+    assert ep.split(ep.acc / 4)[1] == (0.25,)
+    c = ck.compile_only("gemm", epilogue=ep.relu(ep.acc + ep.row(torch.zeros(8).bfloat16())))
+    assert c.spill_bytes == 0 and c.mnemonics["LDG.E"] > 0
+    with pytest.raises(ValueError, match="'swiglu_stacked' takes no epilogue"):
+        ck.compile_only("swiglu_stacked", epilogue=ep.acc)
