@@ -97,6 +97,7 @@ class WarpSpecializedGemm:
 
     b_parts = 1
     blocks: int | None = None
+    rows_per_column = 1  # of one B operand, for one column of the output; 2 under a node over pairs
 
     def __init__(self, config: TileConfig, dtype, variant: Variant = PLAIN):
         self.dtype = dtype
@@ -105,7 +106,8 @@ class WarpSpecializedGemm:
         self.tree = variant.tree or self.default_tree()
         self.trace = trace.Trace(variant.traced)
         self.early_weights = variant.early_weights
-        self.fold = 2 if visitor.halves(self.tree) else 1  # rows of a B operand for one column of the output
+        self.paired = visitor.halves(self.tree)
+        self.fold = 2 if self.paired else self.rows_per_column
         self.stacked = self.blocks or self.b_parts
         self.columns = self.stacked * self.fold  # accumulator columns for one column of the output
         self.sharing = 1 if config.pingpong else config.warp_groups  # consumer warp groups that share a tile
@@ -397,7 +399,7 @@ class WarpSpecializedGemm:
             slots=slots,
             store=store,
             slabs=cute.local_tile(tma_out, (self.slab_m, self.slot_n), (None, None)),
-            copy=None if self.fold > 1 else epilogue.stmatrix_copy(self.out_dtype, self.slot_n),
+            copy=None if self.paired else epilogue.stmatrix_copy(self.out_dtype, self.slot_n),
             values=visitor.Slab(self.tree, operands, self.slot_n),
             shape=tma_out.shape,
         )
@@ -427,7 +429,7 @@ class WarpSpecializedGemm:
             base = slab // across * per_row + slab % across * self.fold * columns // 2
 
             def accumulator(part, v, base=base):
-                return self.part_of(acc, part, base + v)
+                return self.part_of(acc, part, base, v)
 
             written = self.trace.mark(log, written, trace.EPILOGUE, out.lane == 0)
             values = [out.values.value(ahead, accumulator, v) for v in range(columns // 2)]
@@ -446,9 +448,9 @@ class WarpSpecializedGemm:
             )
         return written
 
-    def part_of(self, acc, part, i):
-        """fp32 value of B operand `part` that goes with value i of part 0."""
-        return acc[part * self.fold * self.config.tile_n // 2 + i]
+    def part_of(self, acc, part, base, v):
+        """fp32 value number v of B operand `part` in the slab whose accumulators of part 0 begin at `base`."""
+        return acc[part * self.fold * self.config.tile_n // 2 + base + v]
 
     @cute.jit
     def multicast_masks(self, rank_m, rank_n):

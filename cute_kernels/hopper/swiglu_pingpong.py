@@ -191,8 +191,9 @@ class SwigluPingpong(WarpSpecializedGemm):
                 for v in cutlass.range_constexpr(per_row):
                     held[r * per_row + v] = values.value(loaded, accumulator, v)
 
-    def part_of(self, acc, part, i):
+    def part_of(self, acc, part, base, v):
         held, up = acc
+        i = base + v
         if part == 1:
             return up[i]
         if not self.config.packed:

@@ -18,6 +18,7 @@ import torch
 
 from .. import records
 from ..device import max_clusters
+from ..models import QWEN25
 from . import style
 
 L2_BYTES = 60 << 20  # the largest L2 of the GPUs that this course targets (H200)
@@ -157,15 +158,16 @@ ALL_TILES = 1 << 30  # more clusters than any output has tiles
 
 
 def launcher(kernel: Any, persistent: bool = True) -> Callable:
-    """A compiled `gemm` variant as the function of (a, b, out) that `check.gemm` and `gemm_row` take.
+    """A compiled finished kernel as the function of its matrices that `check.gemm` and `gemm_row`, or `check.swiglu` and
+    `swiglu_row` take.
 
     persistent: as many clusters as fit at once walk over the tiles; False: one for each tile, as in notebook 04.
     """
     along_m, along_n = kernel.config.cluster
 
-    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    def run(a: torch.Tensor, *more: torch.Tensor) -> None:
         clusters = max_clusters(a.device, along_m * along_n) if persistent else ALL_TILES
-        kernel(a, b, out, clusters, (), None)
+        kernel(a, *more, clusters, (), None)
 
     return run
 
@@ -201,6 +203,59 @@ def gemm_row(
     record = {"step": step, "ceiling_tflops": top, "rows": rows}
     keep(name, record)
     return _table(record)
+
+
+def swiglu_row(step: str, contenders: dict[str, Callable], shapes: Sequence[tuple[str, int]], rounds: int = 7):
+    """Fused SwiGLU kernels beside PyTorch, bf16, in one run, as a pandas table.
+
+    contenders: name -> function of (x, w_gate, w_up, out). shapes: (Qwen-2.5 model, M). "eager" and "cuBLAS, no activation", one
+    GEMM on the stacked weights, are always there. Kept as record "swiglu_<step>" while notebooks are recorded; without a Hopper
+    GPU: the recorded table, labelled, or None.
+    """
+    import pandas as pd
+    import torch.nn.functional as F
+
+    name = f"swiglu_{step}"
+    if torch.cuda.is_available():
+        rows = []
+        for model, m in shapes:
+            k, n = QWEN25[model]
+
+            def make(m=m, n=n, k=k) -> tuple:
+                x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+                both = (torch.randn(2 * n, k, device="cuda") / math.sqrt(k)).bfloat16()
+                return both, (x, both[:n], both[n:], x.new_empty(m, n))
+
+            sets = input_sets(make, 2 * (2 * n * k + m * k + m * n), most=8)
+            calls = {
+                "eager": [lambda s=s: F.silu(F.linear(s[0], s[1])) * F.linear(s[0], s[2]) for _, s in sets],
+                "cuBLAS, no activation": [lambda b=b, s=s: F.linear(s[0], b) for b, s in sets],
+            }
+            calls.update({who: [lambda s=s, f=f: f(*s) for _, s in sets] for who, f in contenders.items()})
+            times = turns(calls, rounds)
+            us = {who: round(t.median_us, 2) for who, t in times.items()}
+            rows.append({"model": model, "M": m, "N": n, "K": k, "us": us})
+            del sets, calls
+        record: dict[str, Any] | None = {"rows": rows}
+        keep(name, record)
+    else:
+        record = recorded(name, f"SwiGLU, {step}")
+        if record is None:
+            return None
+    lines = []
+    for row in record["rows"]:
+        flops = 4.0 * row["M"] * row["N"] * row["K"]
+        for who, us in row["us"].items():
+            lines.append(
+                {
+                    "Qwen-2.5": f"{row['model']} M={row['M']}",
+                    "contender": who,
+                    "us": us,
+                    "TFLOP/s": round(flops / us / 1e6),
+                    "eager's time / its": f"{row['us']['eager'] / us:.2f}",
+                }
+            )
+    return pd.DataFrame(lines).set_index(["Qwen-2.5", "contender"])
 
 
 def tflops(size: Sequence[int], us: float) -> float:

@@ -159,11 +159,12 @@ def gemm(
     dtype: torch.dtype = torch.bfloat16,
     limit: float = 0.004,
     tile: tuple[int, int] = (128, 128),
-    expected: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = reference.gemm,
+    expected: Callable[..., torch.Tensor] = reference.gemm,
+    weights: int = 1,
 ):
     """Run kernel(a, b, out) over odd shapes against fp32; returns the table, raises CheckFailed at the first wrong shape.
 
-    expected(a, b): what the output must be, in fp32; default a @ b.T.
+    expected(a, b): what the output must be, in fp32; default a @ b.T. weights: 2 for a kernel(a, b, c, out); see `swiglu`.
 
     Inputs are fresh normal random numbers; the output is poisoned with NaN inside a larger buffer whose rim must not change.
     Without a GPU nothing is checked: the recorded table is shown and says so.
@@ -181,12 +182,12 @@ def gemm(
     rows = []
     for m, n, k in shapes:
         a = torch.randn(m, k, device="cuda").to(dtype)
-        b = (torch.randn(n, k, device="cuda") / math.sqrt(k)).to(dtype)
+        b = [(torch.randn(n, k, device="cuda") / math.sqrt(k)).to(dtype) for _ in range(weights)]
         buffer = torch.full((m + 2, n + 16), math.nan, device="cuda", dtype=dtype)
         out = buffer[1 : m + 1, 8 : n + 8]
-        kernel(a, b, out)
+        kernel(a, *b, out)
         torch.cuda.synchronize()
-        report = compare(out, expected(a, b), tile)
+        report = compare(out, expected(a, *b), tile)
         if not report.ok(limit):
             raise CheckFailed(f"{name} at M, N, K = {m}, {n}, {k}: {report}")
         buffer[1 : m + 1, 8 : n + 8] = math.nan
@@ -197,3 +198,8 @@ def gemm(
         records.save(record_name, {"rows": rows})
     print(f"{name}: {len(rows)} shapes right, worst relative error {max(r['relative error'] for r in rows):.5f}")
     return pd.DataFrame(rows).set_index(["M", "N", "K"])
+
+
+def swiglu(kernel: Callable[..., Any], name: str, **more: Any):
+    """As `gemm`, for kernel(x, w_gate, w_up, out) against silu(x @ w_gate.T) * (x @ w_up.T)."""
+    return gemm(kernel, name, **{"expected": reference.swiglu, "limit": 0.0025, **more}, weights=2)

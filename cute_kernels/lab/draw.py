@@ -52,11 +52,14 @@ def _done(figure: Any) -> Any:
 def _grid(axis: Any, values: np.ndarray, colours: np.ndarray, text: Callable[[int, int], str], fontsize: float) -> None:
     """Cells in opaque pastels with dark text: they look the same on a light and on a dark page."""
     rows, columns = values.shape
-    few = colours.max() < 20
-    palette, scale = (plt.get_cmap("tab20"), 20) if few else (plt.get_cmap("viridis"), colours.max())
+    many = int(colours.max()) + 1
+    if many <= 60:
+        palette = [colour for name in ("tab20", "tab20b", "tab20c") for colour in plt.get_cmap(name).colors]
+    else:
+        palette = plt.get_cmap("viridis")(np.linspace(0, 1, many))
     for r in range(rows):
         for c in range(columns):
-            pastel = 0.5 + 0.5 * np.array(palette(colours[r, c] / scale)[:3])
+            pastel = 0.5 + 0.5 * np.array(palette[int(colours[r, c])][:3])
             axis.add_patch(Rectangle((c, r), 1, 1, facecolor=pastel, edgecolor="white", lw=0.6))
             label = text(r, c)
             if label:
@@ -99,14 +102,14 @@ def tv_map(coordinates: np.ndarray, rows: int, columns: int, title: str = "", th
     _grid(
         axis,
         owner,
-        np.where(owner < 0, 0, owner % 20),
+        np.maximum(owner, 0),
         lambda r, c: f"{owner[r, c]}:{value[r, c]}" if owner[r, c] >= 0 else "",
         6,
     )
     axis.set_aspect("auto")
     axis.set_xticks(np.arange(columns) + 0.5, range(columns), fontsize=6)
     axis.set_yticks(np.arange(rows) + 0.5, range(rows), fontsize=6)
-    axis.set(title=title, xlabel="n", ylabel="m")
+    axis.set(title=title, xlabel="column", ylabel="row")
     return _done(figure)
 
 
@@ -141,7 +144,7 @@ def banks(phases: Mapping[str, Sequence[int]], width: int = CHUNK, title: str = 
                 hits[word % BANKS] += 1
         axis.bar(range(BANKS), hits, color=[style.COLORS["bad"] if h > 1 else style.COLORS["ours"] for h in hits])
         axis.set_title(f"{name}: {bank_conflicts(addresses, width)} pass(es)", fontsize=8)
-        axis.set(xticks=range(0, BANKS, 4), yticks=[0, max(1, hits.max())])
+        axis.set(xticks=range(0, BANKS, 4), yticks=[0, max(1, hits.max())], ylabel="words")
     axes[-1, 0].set_xlabel("bank")
     figure.suptitle(title, fontsize=9)
     return _done(figure)
@@ -192,9 +195,14 @@ def tma_box(shape: tuple[int, int], box: tuple[int, int], origins: Sequence[tupl
 
 
 def timeline(
-    rows: Mapping[str, Sequence[tuple[float, float, str, str]]], title: str = "", unit: str = "cycles (model)"
+    rows: Mapping[str, Sequence[tuple[float, float, str, str]]],
+    title: str = "",
+    unit: str = "cycles (model)",
+    span: tuple[float, float] | None = None,
 ):
-    """Who does what when: role -> bars of (start, end, label, kind); kind is a key of style.COLORS, such as mma."""
+    """Who does what when: role -> bars of (start, end, label, kind); kind is a key of style.COLORS, such as mma.
+
+    span: what the axis shows, default: all bars."""
     style.apply()
     figure, axis = plt.subplots(figsize=(10, 0.5 * len(rows) + 1.1))
     kinds = []
@@ -225,6 +233,8 @@ def timeline(
     axis.set_yticks(range(len(rows)), list(rows))
     axis.invert_yaxis()
     axis.set(xlabel=unit, title=title)
+    if span:
+        axis.set_xlim(span)
     handles = [Rectangle((0, 0), 1, 1, color=style.COLORS[k]) for k in kinds]
     figure.legend(handles, kinds, ncols=len(kinds), fontsize=7, loc="outside lower left")
     return _done(figure)
@@ -268,18 +278,19 @@ def grouped_bars(values: Mapping[str, Mapping[str, float]], ylabel: str, title: 
 def tile_orders(orders: Mapping[int, Any], tiles: tuple[int, int], wave: int, title: str = ""):
     """How a scheduler walks a (rows, columns) grid of tiles: group -> (row, column) of each tile number, in turn.
 
-    Colour is the tile's number, the tiles of the first wave are outlined."""
+    Colour is the tile's number (all panels have the same numbers), the tiles of the first wave are outlined."""
     style.apply()
     figure, axes = plt.subplots(1, len(orders), figsize=(1.9 * len(orders), 3.4), sharey=True)
     for axis, (group, walk) in zip(np.atleast_1d(axes), orders.items(), strict=True):
         number = np.zeros(tiles)
         for i, (m, n) in enumerate(walk.tolist()):
             number[m, n] = i
-        axis.imshow(number, cmap="viridis", aspect="auto")
+        image = axis.imshow(number, cmap="viridis", aspect="auto")
         for m, n in walk[:wave].tolist():
             axis.add_patch(Rectangle((n - 0.5, m - 0.5), 1, 1, fill=False, edgecolor=style.COLORS["store"], lw=0.7))
         axis.set(title=f"group {group}", xlabel="tile column")
         axis.spines[:].set_visible(False)
     np.atleast_1d(axes)[0].set_ylabel("tile row")
+    figure.colorbar(image, ax=axes, label="number of the tile", aspect=30)
     figure.suptitle(title, fontsize=9)
     return _done(figure)

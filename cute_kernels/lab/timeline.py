@@ -49,8 +49,9 @@ class Timeline:
             reached = max(reached, end)
         return total / self.end
 
-    def figure(self, start: int = 0, end: int | None = None):
-        """Gantt chart of the cycles from start to end (default: all)."""
+    def figure(self, start: int = 0, end: int | None = None, label: str = ""):
+        """Gantt chart of the cycles from start to end (default: all), which are the scale's, too. label: what the title begins
+        with."""
         end = self.end if end is None else end
         rows = {
             role: [
@@ -60,7 +61,8 @@ class Timeline:
             ]
             for role, spans in self.rows.items()
         }
-        return draw.timeline(rows, title=self.title, unit="cycles of this multiprocessor")
+        title = f"{label}: {self.title}" if label else self.title
+        return draw.timeline(rows, title, "cycles of this multiprocessor", (start, end))
 
     def perfetto(self, file: str | Path) -> Path:
         """Write the spans as Chrome trace events, for ui.perfetto.dev; one cycle is shown as one nanosecond."""
@@ -99,7 +101,7 @@ def run(name: str, config: Any, m: int, n: int, k: int, cta: int = 0, persistent
 
     spec = registry.get(name)
     kernel = spec.compile(config, "bfloat16", Variant(traced=True))
-    args = validate.inputs(spec, m, n, k, torch.bfloat16)
+    args = validate.packed(spec, validate.inputs(spec, m, n, k, torch.bfloat16))
     out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
     size = config.cluster[0] * config.cluster[1]
     clusters = max_clusters(out.device, size)

@@ -142,6 +142,11 @@ def _walked(go: Callable, cta: int, ctas: int, tiles_m: int, tiles_n: int, group
 def _check_walk(got: list[list[Tile]], tiles_m: int, tiles_n: int, group: int) -> None:
     """got: the tiles of each CTA."""
     order, ctas = grouped(tiles_m, tiles_n, group), len(got)
+    if not any(got):
+        raise Wrong(
+            f"`walk` is not filled in yet, or it never calls `work`: {len(order)} tiles and {ctas} "
+            f"CTA{'s' * (ctas > 1)}, and no CTA takes one."
+        )
     number = {tile: i for i, tile in enumerate(order)}
     for cta, done in enumerate(got):
         want = order[cta::ctas]

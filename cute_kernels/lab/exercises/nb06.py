@@ -246,7 +246,37 @@ def _turns(consumer: Callable, cta: Pingpong) -> None:
     try:
         cta.go(protocol(consumer, cta))
     except Fault as fault:
-        raise Wrong(f"{cta.setting()}: {cta.told(fault)}. {_explain_turns(fault, cta)}".strip()) from None
+        test = "A test of overlap: here a store ends when the other has begun the next tile. " if cta.overlap else ""
+        why = _explain_twice(consumer, cta) or _explain_turns(fault, cta)
+        raise Wrong(f"{test}{cta.setting()}: {cta.told(fault)}. {why}".strip()) from None
+
+
+def taken(consumer: Callable, cta: Pingpong, group: int) -> list[int]:
+    """The tiles that a consumer would take, were nothing ever waited for."""
+    alone = Pingpong(SCHEDULES[0], cta.tiles, cta.k_tiles, cta.stages, cta.first, cta.step)
+    alone.named_barrier = lambda *_: None
+    tiles: list[int] = []
+
+    def multiply(index, state):
+        tiles.append(int(index))
+        return state, state.clone()
+
+    plain, state = as_python(consumer, alone), State(cta.stages, 0)
+    bounded(plain, group, cta.first, cta.step, cta.end, cta.k_tiles, state, multiply, lambda *_: None, lines=10_000)
+    return tiles
+
+
+def _explain_twice(consumer: Callable, cta: Pingpong) -> str:
+    """Both consumers take a tile: how far apart are those of one?"""
+    mine, others = (taken(consumer, cta, group) for group in (0, 1))
+    both = sorted(set(mine) & set(others))
+    if not both:
+        return ""
+    text = f"Tile {both[0]} is taken twice, by either consumer. "
+    strides = {b - a for tiles in (mine, others) for a, b in zip(tiles, tiles[1:], strict=False)}
+    if strides == {cta.step}:
+        return text + f"Yours go on by step = {cta.step}; every second tile is the other's, so the stride is 2 * step."
+    return text + "The tiles of one begin at first + group * step and go on by 2 * step."
 
 
 def _explain_turns(fault: Fault, cta: Pingpong) -> str:
