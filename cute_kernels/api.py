@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 from typing import Any
 
 import torch
@@ -12,11 +10,11 @@ from torch.autograd import forward_ad
 
 from . import device as devices
 from . import epilogue as epilogues
+from . import launch as launching
 from . import registry
-from .compile import Compiled, dtype_name
+from .compile import dtype_name
 from .hopper import gated, visitor
-from .hopper.choose import choose, prefers_fused
-from .hopper.kernel import PLAIN, Variant
+from .hopper.kernel import Variant
 from .hopper.swiglu_pingpong import TwoLoopConfig
 from .reference import GATED
 from .weights import Interleaved, interleave
@@ -41,17 +39,18 @@ def gemm(
     """a @ b.T with fp32 accumulation, and what `epilogue` makes of it.
 
     a: (M, K) or (..., K), bf16 or fp16, on an SM90 GPU; leading dimensions are flattened without a copy. b: (N, K), the
-    nn.Linear weight convention. Either may be the transpose of a contiguous matrix (weight.T, x.T). M of any size, N and K
-    multiples of 8, a transposed operand's rows too (TMA's 16-byte rule); base addresses and pitches 16-byte aligned.
+    nn.Linear weight convention. Either may be the transpose of a contiguous matrix (weight.T, x.T). M of any size; N a multiple
+    of 8, K too unless both are transposed (TMA's 16-byte rule); base addresses and pitches of lines 16-byte aligned.
     out: (..., N) to write into, default a new tensor; it may be a column slice of a larger buffer, it must not overlap the
     inputs. out_dtype: bf16, fp16 or fp32, default out's, else a's.
     epilogue: an expression over the accumulator, such as ep.gelu(ep.acc + ep.row(bias)), see cute_kernels.epilogue.
     config: one of the kernel's `.configs`, default chosen by shape.
     Returns out. No backward: call it under torch.no_grad() when an input requires grad.
-    Raises TypeError, ValueError, ConfigError, UnsupportedDevice, before anything is launched.
+    Raises TypeError, ValueError, ConfigError, UnsupportedDevice, and CompileError for an epilogue's function that does not
+    compile, before anything is launched.
     """
     if out_dtype is not None and out_dtype not in OUT_DTYPES:
-        raise TypeError(f"out_dtype is {dtype_name(out_dtype)}, must be bfloat16, float16 or float32")
+        raise TypeError(f"out_dtype is {out_dtype!r}, must be torch.bfloat16, torch.float16 or torch.float32")
     if out_dtype is None and isinstance(out, torch.Tensor):
         out_dtype = out.dtype
         if out_dtype not in OUT_DTYPES:
@@ -59,16 +58,17 @@ def gemm(
     if out_dtype is None and isinstance(a, torch.Tensor) and a.dtype in DTYPES:
         out_dtype = a.dtype
     majors = _major(a), _major(b)
+    a, b = (_one_line(t) if major == "mn" else t for t, major in zip((a, b), majors, strict=True))
     rows, out2d, result = _arguments(a, {"b": b}, out, "a", majors, out_dtype)
-    tree, operands = (None, ()) if epilogue is None else _epilogue(epilogue, result, out2d)
     if result.numel():
+        tree, operands = (None, ()) if epilogue is None else _epilogue(epilogue, result, out2d)
         if rows.shape[1] == 0:
             majors = ("k", "k")
         rows, (b,) = _with_depth(rows, (b,))
         same = result.dtype == rows.dtype
         variant = Variant(None if same else dtype_name(result.dtype), majors, tree)
-        _launch("gemm", rows, (b,), out2d, config, variant, operands)
-    return result
+        launching.launch("gemm", rows, (b,), out2d, config, variant, operands)
+    return _written(result, out, "gemm", config, majors)
 
 
 def swiglu(
@@ -125,15 +125,17 @@ def swiglu(
     given = {who: t for who, t in biases.items() if t is not None}
     operands = tuple(_vector(who, t, w_gate.shape[0], out2d) for who, t in given.items())
     name = "swiglu_pingpong" if isinstance(config, TwoLoopConfig) else _FUSED.get(kernel, "swiglu_stacked")
-    if kernel == "auto" and config is None and not _fuses(rows, w_gate.shape[0]):
+    if kernel == "auto" and config is None and not launching.fuses(rows, w_gate.shape[0]):
         return _torch_swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
     if result.numel():
         tree = None
         if given or activation != "swiglu":
             tree = gated.stacked(activation, tuple(None if t is None else dtype_name(t.dtype) for t in biases.values()))
         rows, (w_gate, w_up) = _with_depth(rows, (w_gate, w_up))
-        _launch(name, rows, (w_gate, w_up), out2d, config, Variant(tree=tree, early_weights=early_weights), operands)
-    return result
+        launching.launch(
+            name, rows, (w_gate, w_up), out2d, config, Variant(tree=tree, early_weights=early_weights), operands
+        )
+    return _written(result, out, name, config)
 
 
 def swiglu_interleaved(
@@ -167,10 +169,10 @@ def swiglu_interleaved(
         tree = gated.paired(activation, None if bias is None else dtype_name(bias.dtype))
     if result.numel():
         rows, packed = _with_depth(rows, (w.tensor,))
-        _launch(
+        launching.launch(
             "swiglu_interleaved", rows, packed, out2d, config, Variant(tree=tree, early_weights=early_weights), operands
         )
-    return result
+    return _written(result, out, "swiglu_interleaved", config)
 
 
 def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, device: Any = None):
@@ -187,10 +189,10 @@ def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype
     device = "cuda" if device is None else device
     _check_device(device)
     device = torch.device("cuda", devices.index_of(device))
-    config = chosen(spec.name, m, n, k, device)
+    config = launching.chosen(spec.name, m, n, k, device)
     a, out = (torch.zeros(8, 8, dtype=dtype, device=device) for _ in range(2))
     b = [torch.zeros(16 if spec.packed else 8, 8, dtype=dtype, device=device) for _ in range(spec.b_parts)]
-    _launch(spec.name, a, tuple(b), out, config)
+    launching.launch(spec.name, a, tuple(b), out, config)
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -216,6 +218,7 @@ def _arguments(
                 + ("torch.matmul(a, b.T)" if name == "a" else "swiglu(..., kernel='torch')")
             )
         _check_same_device(who, t, name, a)
+        _check_plain(who, t)
         if who == "out" and out_dtype is not None:
             if t.dtype != out_dtype:
                 raise TypeError(f"out is {dtype_name(t.dtype)}, out_dtype is {dtype_name(out_dtype)}")
@@ -223,8 +226,6 @@ def _arguments(
         if t.dtype not in DTYPES:
             raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16 or float16")
         _check_dtype(who, t, name, a)
-        if t.is_neg():
-            raise ValueError(f"{who} is a view that PyTorch negates lazily; pass {who}.resolve_neg()")
     _check_device(a.device)
     if a.dim() < 2:
         raise ValueError(f"{name} has shape {tuple(a.shape)}, must be (..., K) with at least 2 dimensions")
@@ -258,7 +259,7 @@ def _arguments(
     rows = a if majors[0] == "mn" else a.new_empty(result.numel() // n, 0) if not k else _rows(name, a)
     if k:
         for who, w, major in ((name, rows, majors[0]), *((who, w, majors[1]) for who, w in weights.items())):
-            _check_rows(who, w) if major == "k" else _check_rows(f"{who}.T", w.T)
+            _check_rows(who, w) if major == "k" else _check_rows(f"{who}.T", w.T, who)
     out2d = result if out is None and a.dim() == 2 else _rows("out", result)
     if out is not None:
         for who, t in ((name, rows), *weights.items()):
@@ -270,6 +271,14 @@ def _check_types(tensors: dict[str, Any]) -> None:
     for who, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{who} is a {type(t).__name__}, must be a torch.Tensor")
+
+
+def _check_plain(who: str, t: torch.Tensor) -> None:
+    """Memory that holds the tensor's own values: strided, and not to be negated."""
+    if t.layout != torch.strided:
+        raise TypeError(f"{who} is {t.layout}, must be a strided (dense) tensor")
+    if t.is_neg():
+        raise ValueError(f"{who} is a view that PyTorch negates lazily; pass {who}.resolve_neg()")
 
 
 def _check_same_device(who: str, t: torch.Tensor, name: str, a: torch.Tensor) -> None:
@@ -312,6 +321,11 @@ def _major(t: Any) -> str:
     return "mn" if isinstance(t, torch.Tensor) and t.dim() == 2 and t.stride(1) != 1 and t.stride(0) == 1 else "k"
 
 
+def _one_line(t: torch.Tensor) -> torch.Tensor:
+    """A transposed operand; when K is 1 it has one line, whose pitch means nothing, and TMA still wants a legal one."""
+    return t.as_strided(t.shape, (1, -(-t.shape[0] // STEP) * STEP)) if t.shape[1] == 1 else t
+
+
 def _epilogue(expression: Any, result: torch.Tensor, out2d: torch.Tensor) -> tuple[visitor.Node, tuple]:
     """An epilogue's static tree and its checked operands."""
     tree, operands, kinds = epilogues.split(expression)
@@ -322,42 +336,41 @@ def _epilogue(expression: Any, result: torch.Tensor, out2d: torch.Tensor) -> tup
             checked.append(t)
             continue
         who = f"epilogue {kind.lower()}(...)"
-        _check_types({who: t})
-        _check_same_device(who, t, "out", result)
-        if t.dtype not in OUT_DTYPES:
-            raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16, float16 or float32")
         shape = {"Row": (n,), "Column": (m,), "Load": tuple(result.shape)}[kind]
-        if tuple(t.shape) != shape:
-            raise ValueError(f"{who} has shape {tuple(t.shape)}, must be {shape}")
         if kind == "Load":
+            _check_operand(who, t, shape, result)
             t = _rows(who, t)
             in_place = (t.data_ptr(), t.stride(), t.dtype) == (out2d.data_ptr(), out2d.stride(), out2d.dtype)
             if not in_place:
                 _check_apart(out2d, who, t)
         else:
-            _check_vector(who, t, out2d)
+            t = _vector(who, t, *shape, out2d)
         checked.append(t)
     return tree, tuple(checked)
 
 
-def _check_vector(who: str, t: torch.Tensor, out2d: torch.Tensor) -> None:
-    if t.numel() > 1 and t.stride(0) != 1:
-        raise ValueError(f"{who} has stride {t.stride(0)}, must be contiguous; pass its .contiguous()")
-    _check_rows(who, t.view(1, -1))
-    _check_apart(out2d, who, t)
+def _check_operand(who: str, t: Any, shape: tuple[int, ...], out: torch.Tensor) -> None:
+    """What an epilogue reads beside the accumulators."""
+    _check_types({who: t})
+    _check_same_device(who, t, "out", out)
+    if t.dtype not in OUT_DTYPES:
+        raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16, float16 or float32")
+    _check_plain(who, t)
+    if tuple(t.shape) != shape:
+        raise ValueError(f"{who} has shape {tuple(t.shape)}, must be {shape}")
+    if _differentiates(t):
+        raise ValueError(f"{who} requires grad and this kernel has no backward: call it under torch.no_grad()")
 
 
 def _vector(who: str, t: Any, length: int, out2d: torch.Tensor) -> torch.Tensor:
-    """A checked bias."""
-    _check_types({who: t})
-    _check_same_device(who, t, "out", out2d)
-    if t.dtype not in OUT_DTYPES:
-        raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16, float16 or float32")
-    if tuple(t.shape) != (length,):
-        raise ValueError(f"{who} has shape {tuple(t.shape)}, must be {(length,)}")
-    if _differentiates(t):
-        raise ValueError(f"{who} requires grad and this kernel has no backward: call it under torch.no_grad()")
-    _check_vector(who, t, out2d)
+    """A checked vector of an epilogue, such as a bias."""
+    _check_operand(who, t, (length,), out2d)
+    if t.numel() == 1:  # its stride means nothing
+        t = t.as_strided((1,), (1,))
+    if t.stride(0) != 1:
+        raise ValueError(f"{who} has stride {t.stride(0)}, must be contiguous; pass its .contiguous()")
+    _check_rows(who, t.view(1, -1))
+    _check_apart(out2d, who, t)
     return t
 
 
@@ -374,6 +387,17 @@ def _interleaved_bias(w: torch.Tensor, biases: dict[str, Any]) -> Interleaved | 
 def _check_activation(activation: Any) -> None:
     if activation not in GATED:
         raise ValueError(f"activation is {activation!r}, allowed: {', '.join(map(repr, GATED))}")
+
+
+def _written(
+    result: torch.Tensor, out: Any, name: str, config: Any, majors: tuple[str, str] = ("k", "k")
+) -> torch.Tensor:
+    """The result of a call: autograd hears that `out` has changed; a configuration is checked even if nothing was launched."""
+    if config is not None and not result.numel():
+        registry.get(name).check(config, majors)
+    if out is not None:
+        torch.autograd.graph.increment_version(out)
+    return result
 
 
 def _with_depth(rows: torch.Tensor, matrices: tuple) -> tuple[torch.Tensor, tuple]:
@@ -399,24 +423,26 @@ def _rows(who: str, t: torch.Tensor) -> torch.Tensor:
     return t
 
 
-def _check_rows(who: str, t: torch.Tensor) -> None:
+def _check_rows(who: str, t: torch.Tensor, given: str | None = None) -> None:
+    """given: the caller's name for what to copy, where t is the transpose of it."""
+    given = given or who
     pitch, step = t.stride()
     rows, columns = t.shape
     if step != 1:
         raise ValueError(
-            f"{who} has strides {t.stride()}: its last dimension must be contiguous (stride 1); pass {who}.contiguous()"
+            f"{who} has strides {t.stride()}: its last dimension must be contiguous (stride 1); pass {given}.contiguous()"
         )
     if rows > 1 and pitch < columns:
-        raise ValueError(f"{who} has strides {t.stride()}: its rows overlap; pass {who}.contiguous()")
+        raise ValueError(f"{who} has strides {t.stride()}: its rows overlap; pass {given}.contiguous()")
     if rows > 1 and pitch * t.element_size() % ALIGN:
         raise ValueError(
             f"{who} has a row pitch of {pitch} elements, must be a multiple of {ALIGN // t.element_size()} ({ALIGN} bytes); "
-            f"pass {who}.contiguous()"
+            f"pass {given}.contiguous()"
         )
     if t.data_ptr() % ALIGN:
         raise ValueError(
             f"{who} starts at an address that is {t.data_ptr() % ALIGN} bytes past a multiple of {ALIGN}, must be "
-            f"{ALIGN}-byte aligned; pass {who}.clone()"
+            f"{ALIGN}-byte aligned; pass {given}.clone()"
         )
 
 
@@ -495,73 +521,3 @@ def _torch_swiglu(
     gate, up = (F.linear(x, w, None if b is None else b.to(x.dtype)) for w, b in ((w_gate, bias_gate), (w_up, bias_up)))
     y = GATED[activation](gate, up)
     return y if out is None else out.copy_(y)
-
-
-_compiled: dict[tuple, tuple[Compiled, int]] = {}
-_compiling = threading.Lock()
-
-
-@functools.lru_cache(maxsize=4096)
-def _choice(name: str, m: int, n: int, k: int, sms: int, majors: tuple[str, str]):
-    spec = registry.get(name)
-    return choose(spec.fitting(majors), m, n, k, spec.blocks, sms)
-
-
-def chosen(name: str, m: int, n: int, k: int, device: torch.device, majors: tuple[str, str] = PLAIN.majors) -> Any:
-    """The configuration that `gemm` ("gemm") or `swiglu` ("swiglu_stacked") takes for a shape on this device."""
-    return _choice(name, m, n, k, devices.sm_count(device), majors)
-
-
-@functools.lru_cache(maxsize=4096)
-def _prefers_fused(m: int, n: int, k: int, sms: int) -> bool:
-    spec = registry.get("swiglu_stacked")
-    return prefers_fused(spec.configs, m, n, k, spec.blocks, sms)
-
-
-def _fuses(x: torch.Tensor, n: int) -> bool:
-    """Whether "auto" takes the fused kernel for x (M, K) and weights of n rows."""
-    return _prefers_fused(x.shape[0], n, x.shape[1], devices.sm_count(x.device))
-
-
-def _launch(
-    name: str,
-    a: torch.Tensor,
-    weights: tuple,
-    out: torch.Tensor,
-    config: Any,
-    variant: Variant = PLAIN,
-    operands: tuple = (),
-) -> None:
-    index = a.device.index
-    if config is None:
-        config = chosen(name, a.shape[0], out.shape[1], a.shape[1], a.device, variant.majors)
-    key = (name, config, a.dtype, index, variant)
-    try:
-        entry = _compiled.get(key)
-    except TypeError:  # an unhashable field of the configuration: say which
-        registry.get(name).check(config, variant.majors)
-        raise
-    if entry is None:
-        entry = _load(key, a.device)
-    kernel, clusters = entry
-    if index == torch.cuda.current_device():
-        kernel.function(a, *weights, out, clusters, operands, None)
-    else:
-        with torch.cuda.device(index):
-            kernel.function(a, *weights, out, clusters, operands, None)
-
-
-def _load(key: tuple, device: torch.device) -> tuple[Compiled, int]:
-    name, config, dtype, _, variant = key
-    spec = registry.get(name)
-    config = spec.check(config, variant.majors)
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            f"{name} with config {config.name} is not compiled yet and a CUDA graph is being captured: call "
-            "cute_kernels.warmup(...) or the function itself once before the capture"
-        )
-    with _compiling:
-        if key not in _compiled:
-            along_m, along_n = config.cluster
-            _compiled[key] = spec.compile(config, dtype, variant), devices.max_clusters(device, along_m * along_n)
-        return _compiled[key]

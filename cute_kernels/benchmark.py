@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from . import api, evidence, records, validate
+from . import launch as launching
 from .models import QWEN25
 from .registry import get
 
@@ -85,7 +86,7 @@ def time_gemm(m: int, n: int, k: int, rounds: int = 7) -> dict[str, Any]:
         },
         rounds=rounds,
     )
-    config = api.chosen("gemm", m, n, k, sets[0][0].device)
+    config = launching.chosen("gemm", m, n, k, sets[0][0].device)
     return {
         "size": [m, n, k],
         "config": config.name,

@@ -49,7 +49,9 @@ class Expression:
     def __truediv__(self, other):
         if isinstance(other, int | float) and not isinstance(other, bool):
             return self * (1.0 / other)
-        raise TypeError("an epilogue divides by numbers only; for anything else multiply by the reciprocal, or use apply(...)")
+        raise TypeError(
+            "an epilogue divides by numbers only; for anything else multiply by the reciprocal, or use apply(...)"
+        )
 
     def __neg__(self):
         return apply(operator.neg, self)
@@ -90,18 +92,25 @@ def load(matrix: torch.Tensor) -> Expression:
 def cast(dtype: torch.dtype, x: Any) -> Expression:
     """x rounded to torch.bfloat16 or torch.float16 and back to fp32, as a separate PyTorch operation would leave it."""
     if dtype not in (torch.bfloat16, torch.float16):
-        raise TypeError(f"dtype is {dtype_name(dtype)}, cast takes bfloat16 or float16")
+        raise TypeError(f"dtype is {dtype!r}, cast takes (torch.bfloat16 or torch.float16, expression)")
     return Expression(visitor.Cast, (_expression(x),), dtype_name(dtype))
 
 
 def apply(function: Callable, *arguments: Any) -> Expression:
-    """function(*arguments) on fp32 values: any plain Python function of CuTe DSL numbers.
+    """function(*arguments) on fp32 values: a plain Python function of CuTe DSL numbers, such as those of hopper/activation.py.
 
-    Functions are told apart by identity: define one once, at the top of a file; a lambda made anew for every call is compiled
-    anew for every call.
+    It is called while the kernel is traced: arithmetic, cute.math and cute.arch calls become instructions; Python's `if`, `max`
+    and `and` do not, a value is not known then (cutlass.select_, cute.arch.fmax). What does not trace raises CompileError at the
+    first launch. Functions are told apart by identity: define one once, at the top of a file; a lambda made anew for every call
+    is compiled anew for every call, and a global that a function reads is read once, when it is compiled.
     """
     if not callable(function):
         raise TypeError(f"function is a {type(function).__name__}, must be callable")
+    try:
+        hash(function)
+    except TypeError:
+        name = type(function).__name__
+        raise TypeError(f"function is a {name} that cannot be hashed: compiled kernels are kept by it") from None
     return Expression(visitor.Apply, tuple(map(_expression, arguments)), function)
 
 
@@ -129,7 +138,8 @@ def _expression(x: Any) -> Expression:
     if isinstance(x, int | float) and not isinstance(x, bool):
         return scalar(x)
     raise TypeError(
-        f"{type(x).__name__} in an epilogue: wrap tensors in row(...), column(...) or load(...); numbers stand as they are"
+        f"{type(x).__name__} in an epilogue: wrap tensors in row(...), column(...) or load(...), tensors of one element in "
+        "scalar(...); numbers stand as they are"
     )
 
 
@@ -141,8 +151,14 @@ def split(expression: Any) -> tuple[visitor.Node, tuple[Any, ...], tuple[str, ..
     operands: list[Any] = []
     kinds: list[str] = []
     slots: dict[Any, int] = {}
+    known: dict[int, visitor.Node] = {}
 
     def node(e: Expression) -> visitor.Node:
+        if id(e) not in known:  # a shared part is one node
+            known[id(e)] = visitor.unique(made(e))
+        return known[id(e)]
+
+    def made(e: Expression) -> visitor.Node:
         if e.kind is visitor.Accumulator:
             return visitor.Accumulator()
         if e.kind is visitor.Apply:

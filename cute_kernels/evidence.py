@@ -121,25 +121,31 @@ def _code(module: str) -> str:
     return code_only(module_file(module).read_text())
 
 
+MADE = ("cute_kernels.compile", "cute_kernels.device", "cute_kernels.spec")  # what else decides what is launched
+
 JUDGED = (
-    "cute_kernels.compile",
-    "cute_kernels.epilogue",
+    *MADE,
     "cute_kernels.reference",
     "cute_kernels.validate",
 )  # what else decides a figure of validation.json
 
-
-@functools.cache
-def validation_digest(module: str) -> str:
-    """Digest of what affects the recorded numerics of the kernel written in `module`."""
-    return digest([kernel_digest(module), *map(_code, JUDGED)])
-
+TREES = ("cute_kernels.epilogue", "cute_kernels.hopper.activation")  # what users' trees are made of
 
 TIMED = (
+    *MADE,
+    "cute_kernels.launch",
     "cute_kernels.hopper.choose",
+    "cute_kernels.models",
     "cute_kernels.benchmark",
     "cute_kernels.lab.bench",
 )  # what else decides a figure of bench.json
+
+
+@functools.cache
+def validation_digest(module: str) -> str:
+    """Digest of what affects the recorded numerics of the kernel written in `module`. Trees of the user's are gemm's alone."""
+    trees = TREES if module.endswith(".gemm") else ()
+    return digest([kernel_digest(module), *map(_code, (*JUDGED, *trees))])
 
 
 @functools.cache
@@ -154,7 +160,7 @@ def ladder_digest() -> str:
     from .lab import ladder
 
     steps = [cell for step in ladder.STEPS for cell in (*ladder.cells(step), step.build)]
-    return digest([cells_digest(steps), bench_digest("cute_kernels.hopper.gemm")])
+    return digest([cells_digest(steps), bench_digest("cute_kernels.hopper.gemm"), repr(ladder.SIZES)])
 
 
 def notebook_digest(notebook: dict[str, Any]) -> str:
@@ -162,9 +168,22 @@ def notebook_digest(notebook: dict[str, Any]) -> str:
     return cells_digest(["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"])
 
 
+#: what a cell runs that it does not import: a call, and the modules that decide what it does
+CALLS = {
+    "ck.gemm(": ("cute_kernels.hopper.gemm", "cute_kernels.hopper.choose"),
+    "ck.swiglu(": ("cute_kernels.hopper.swiglu_stacked", "cute_kernels.hopper.choose"),
+    "ck.swiglu_interleaved(": ("cute_kernels.hopper.swiglu_interleaved", "cute_kernels.hopper.choose"),
+    "ck.kernels()": ("cute_kernels.hopper.gemm",),
+    "ep.": ("cute_kernels.hopper.visitor", "cute_kernels.hopper.activation"),
+}
+
+
 def cells_digest(cells: list[str]) -> str:
     parts = set()
     for cell in cells:
+        for call, modules in CALLS.items():
+            if call in cell:
+                parts.update(name for module in modules for name in closure(module))
         code = "\n".join(line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
         for name in imports(code):
             if name.split(".")[1:2] and name.split(".")[1] in KERNEL_ROOMS:

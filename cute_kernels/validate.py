@@ -187,6 +187,7 @@ def validate_kernel(spec: KernelSpec, progress=print) -> dict[str, Any]:
                     continue
                 for shape, error, yardstick in run_variant(spec, config, dtype_name, variant, make):
                     cases += 1
+                    config_worst = max(config_worst, error)
                     if not error <= max(2 * yardstick, FLOOR):
                         what = f"{variant.majors} -> {variant.out_dtype or dtype_name}{', epilogue' if make else ''}"
                         failures.append(f"{config.name} {dtype_name} {what} {shape}: {error:.5f} > 2 x {yardstick:.5f}")

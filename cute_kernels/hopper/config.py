@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 SMEM_CAPACITY = 232_448  # bytes of dynamic shared memory one SM90 CTA can have
 SMEM_HEADER = 1024  # barriers, padded to the alignment of the first swizzled buffer
-GROUP_MOST = 1 << 12  # group * tile columns is a 32-bit product in the kernel
+GROUP_MOST = 1 << 12  # more rows of clusters than any output needs
 ELEMENT = 2  # bytes of a bf16 or fp16 element
 MMA_M = 64  # rows of one WGMMA
 STAGE_K = 64 * ELEMENT  # bytes of one row of a stage

@@ -118,6 +118,7 @@ class WarpSpecializedGemm:
         self.slab_m = min(epilogue.SLOT_M, config.tile_m)  # rows that a slab stores
         size = self.out_dtype.width // 8
         widths = [w for w in slot_widths(config.tile_n, size) if w * size <= config.epi_n * ELEMENT]
+        config.need(bool(widths), f"tile_n is {config.tile_n}: its store slots are too narrow for {self.out_dtype}")
         self.slot_n = visitor.slot_columns(self.tree, widths, self.spare_registers())
         slabs = config.group_rows // epilogue.SLOT_M * (config.tile_n // self.slot_n)
         most = config.epi_slots * config.epi_n * ELEMENT // (self.slot_n * size)  # as many as fit into the bytes
@@ -213,9 +214,8 @@ class WarpSpecializedGemm:
         ring = mainloop.load_pipeline(smem.barriers.data_ptr(), c.stages, stage_bytes, 4 * self.sharing, c.cluster)
         pipeline_init_arrive(cluster_shape_mn=c.cluster, is_relaxed=True)
         pipeline_init_wait(cluster_shape_mn=c.cluster)
-        cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(not self.early_weights):
-            cute.arch.griddepcontrol_wait()
+            self.await_predecessor()
 
         walk = Walk(tiles_m, tiles_n, first, clusters, rank_m, rank_n)
         if warp < 4:
@@ -230,7 +230,7 @@ class WarpSpecializedGemm:
                 self.produce(ring, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, events)
         else:
             if cutlass.const_expr(self.early_weights):
-                cute.arch.griddepcontrol_wait()
+                self.await_predecessor()
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             layout_slots = epilogue.slot_layout(self.out_dtype, self.slot_n, c.warp_groups * self.epi_slots)
             slots = smem.out.get_tensor(layout_slots.outer, swizzle=layout_slots.inner)
@@ -319,6 +319,13 @@ class WarpSpecializedGemm:
         epilogue.drain(lane)
         written = self.trace.mark(log, written, trace.IDLE, lane == 0)
 
+    @staticmethod
+    def await_predecessor():
+        """Wait until the kernel ahead in the stream has ended and its writes are seen; only then may the next one be set up, so
+        that at most two kernels are ever under way."""
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
     @cute.jit
     def load_early(self, ring, state, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, mask_a, mask_b):
         """B of the first tile's first k-tiles, as many as there are stages; when the kernel ahead has ended, A of them."""
@@ -331,7 +338,7 @@ class WarpSpecializedGemm:
             ring.producer_acquire(state)  # the first lap waits for nobody
             self.send_b(ring, state, loads_b, parts, walk.rank_m, n, k, mask_b)
             state.advance()
-        cute.arch.griddepcontrol_wait()
+        self.await_predecessor()
         for k in cutlass.range(ahead, unroll=1):
             self.send_a(ring, late, load_a, from_a, to_a, m, k, mask_a)
             late.advance()
@@ -365,7 +372,8 @@ class WarpSpecializedGemm:
 
     def tile(self, walk, index):
         """(row, column) of this CTA's tile of cluster number `index`."""
-        m, n = scheduler.grouped_tile(index, walk.tiles_m, walk.tiles_n, Int32(self.config.group))
+        group = cutlass.min(Int32(self.config.group), walk.tiles_m)  # so that a group has no more tiles than there are
+        m, n = scheduler.grouped_tile(index, walk.tiles_m, walk.tiles_n, group)
         return m * self.config.cluster[0] + walk.rank_m, n * self.config.cluster[1] + walk.rank_n
 
     def cta(self, walk):

@@ -102,7 +102,7 @@ class SwigluPingpong(WarpSpecializedGemm):
         log, written = self.trace.begin(events, self.cta(walk), 0)
         writes = cute.arch.lane_idx() == 0
         if cutlass.const_expr(self.early_weights):
-            cute.arch.griddepcontrol_wait()
+            self.await_predecessor()
         for index in cutlass.range(walk.first, walk.tiles, 2 * walk.step, unroll=1):
             for part in cutlass.range_constexpr(2):
                 for tile in cutlass.range(index, cutlass.min(walk.tiles, index + 2 * walk.step), walk.step, unroll=1):

@@ -13,7 +13,7 @@ issued one slab ahead, so they arrive under the store of the slab before.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import cutlass
@@ -22,9 +22,20 @@ import cutlass.cute as cute
 DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
 
 
-@dataclass(frozen=True)
+def node(cls):
+    """Class decorator: a frozen dataclass whose hash is made once, from its children's."""
+    cls = dataclass(frozen=True)(cls)
+    cls.__hash__ = lambda self: self.made_hash
+    return cls
+
+
+@node
 class Node:
     """One node; `inputs` are its children, outermost last."""
+
+    def __post_init__(self):
+        own = (type(self).__name__, *(getattr(self, field.name) for field in fields(self)))
+        object.__setattr__(self, "made_hash", hash(own))
 
     @property
     def inputs(self) -> tuple[Node, ...]:
@@ -33,20 +44,33 @@ class Node:
     def walk(self):
         """Every node below and this one, each once, children first."""
         seen: dict[Node, None] = {}
-        for child in self.inputs:
-            seen.update(dict.fromkeys(child.walk()))
-        seen[self] = None
+
+        def visit(node: Node) -> None:
+            if node not in seen:
+                for child in node.inputs:
+                    visit(child)
+                seen[node] = None
+
+        visit(self)
         return tuple(seen)
 
 
-@dataclass(frozen=True)
+_unique: dict[Node, Node] = {}
+
+
+def unique(node: Node) -> Node:
+    """The one node object that equals this one, so that trees made of such nodes compare by identity, whatever they share."""
+    return _unique.setdefault(node, node)
+
+
+@node
 class Accumulator(Node):
     """a @ B_part.T"""
 
     part: int = 0
 
 
-@dataclass(frozen=True)
+@node
 class Operand(Node):
     """A leaf with run-time data: number `slot` of the launch's tuple, of this dtype."""
 
@@ -70,7 +94,7 @@ class Load(Operand):
     """A row-major (M, N) matrix."""
 
 
-@dataclass(frozen=True)
+@node
 class Apply(Node):
     """function(*inputs) on fp32 values. Functions are compared by identity: define them once, not in a loop."""
 
@@ -82,7 +106,7 @@ class Apply(Node):
         return self.arguments
 
 
-@dataclass(frozen=True)
+@node
 class Cast(Node):
     """The input rounded to `dtype` ("bfloat16", "float16") and back to fp32."""
 
@@ -94,7 +118,7 @@ class Cast(Node):
         return (self.input,)
 
 
-@dataclass(frozen=True)
+@node
 class Pairs(Node):
     """function(left, right) of two adjacent columns 2j and 2j + 1 of the input: column j of a result of half the width."""
 
@@ -115,9 +139,10 @@ def halves(root: Node) -> bool:
         outside = set()
 
         def visit(node: Node) -> None:
-            outside.add(node)
-            for child in () if isinstance(node, Pairs) else node.inputs:
-                visit(child)
+            if node not in outside:
+                outside.add(node)
+                for child in () if isinstance(node, Pairs) else node.inputs:
+                    visit(child)
 
         visit(root)
         if any(isinstance(node, Accumulator) for node in outside) or any(isinstance(node, Pairs) for node in inner):

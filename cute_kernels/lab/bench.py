@@ -154,7 +154,7 @@ def size_name(size: Sequence[int]) -> str:
     return f"{size[0]}³" if len(set(size)) == 1 else " x ".join(map(str, size))
 
 
-ALL_TILES = 1 << 30  # more clusters than any output has tiles
+MOST_CLUSTERS = 65_535  # of a launch, along the grid's third axis: a CTA takes a second tile where there are more
 
 
 def launcher(kernel: Any, persistent: bool = True) -> Callable:
@@ -166,7 +166,7 @@ def launcher(kernel: Any, persistent: bool = True) -> Callable:
     along_m, along_n = kernel.config.cluster
 
     def run(a: torch.Tensor, *more: torch.Tensor) -> None:
-        clusters = max_clusters(a.device, along_m * along_n) if persistent else ALL_TILES
+        clusters = max_clusters(a.device, along_m * along_n) if persistent else MOST_CLUSTERS
         kernel(a, *more, clusters, (), None)
 
     return run

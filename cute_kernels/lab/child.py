@@ -18,7 +18,7 @@ import torch
 from .. import records
 
 MARK = "# kernel"  # first line of a notebook cell that `kernel_cells` collects
-STOPPED = 124  # exit code of a child that ran out of the time it gave itself, as timeout(1) has it
+STOPPED = 97  # exit code of a child that ran out of the time it gave itself
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,13 @@ def trial(what: str, source: str, seconds: float = 60, right: bool = False) -> O
 
 
 def kernel_cells(history: Iterable[str]) -> str:
-    """The cells of IPython's `In` that begin with '# kernel', joined: a module that the DSL can trace from a file."""
-    return "\n\n".join(cell for cell in history if cell.startswith(MARK))
+    """The cells of IPython's `In` that begin with '# kernel', joined: a module that the DSL can trace from a file. Of a cell that
+    was run again, known by its first line, the last version stands, in the first one's place."""
+    cells = {}
+    for cell in history:
+        if cell.startswith(MARK):
+            cells[cell.splitlines()[0]] = cell
+    return "\n\n".join(cells.values())
 
 
 def edit(source: str, old: str, new: str) -> str:

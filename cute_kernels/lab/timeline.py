@@ -32,7 +32,7 @@ class Timeline:
 
     @property
     def end(self) -> int:
-        return max(end for spans in self.rows.values() for _, end, _ in spans)
+        return max((end for spans in self.rows.values() for _, end, _ in spans), default=0)
 
     def busy(self, kind: str, roles: str = "consumer") -> float:
         """Share of the time during which at least one of the roles was in a span of this kind."""
@@ -47,7 +47,7 @@ class Timeline:
         for start, end in spans:
             total += max(0, end - max(start, reached))
             reached = max(reached, end)
-        return total / self.end
+        return total / self.end if self.end else 0.0
 
     def figure(self, start: int = 0, end: int | None = None, label: str = ""):
         """Gantt chart of the cycles from start to end (default: all), which are the scale's, too. label: what the title begins
@@ -107,6 +107,7 @@ def run(name: str, config: Any, m: int, n: int, k: int, cta: int = 0, persistent
     clusters = max_clusters(out.device, size)
     if not persistent:
         clusters = -(-m // (config.tile_m * config.cluster[0])) * -(-n // (config.tile_n * config.cluster[1]))
+        clusters = min(clusters, bench.MOST_CLUSTERS)
     ctas = clusters * size
     for _ in range(2):
         events = torch.zeros(ctas, len(trace.ROLES), trace.CAPACITY, device="cuda", dtype=torch.int64)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import cute_kernels as ck
-from cute_kernels import api, device, registry
+from cute_kernels import api, device, launch, registry
+from cute_kernels import epilogue as ep
 from cute_kernels.hopper import activation, gated
 
 BF16 = torch.bfloat16
@@ -21,7 +22,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(device, "sm_count", lambda where: 132)
     monkeypatch.setattr(api, "DEVICE", "cpu")
     monkeypatch.setattr(
-        api, "_launch", lambda name, a, w, out, config, *more: seen.append((name, a, w, out, config, *more))
+        launch, "launch", lambda name, a, w, out, config, *more: seen.append((name, a, w, out, config, *more))
     )
     return seen
 
@@ -175,7 +176,7 @@ def test_auto_keeps_pytorch_where_it_is_faster(launches, monkeypatch):
     for fused in (True, False):
         launches.clear()
         monkeypatch.setattr(
-            api, "_prefers_fused", lambda m, n, k, sms, fused=fused: fused and (m, n, k) == (32, 256, 64)
+            launch, "_prefers_fused", lambda m, n, k, sms, fused=fused: fused and (m, n, k) == (32, 256, 64)
         )
         ck.swiglu(*mlp(32))
         assert bool(launches) is fused
@@ -209,7 +210,7 @@ def test_first_call_inside_a_capture(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     spec = ck.kernels()[0]
     with fails(RuntimeError, "CUDA graph", "warmup"):
-        api._load(("gemm", spec.configs[0], BF16, 0, api.PLAIN), torch.device("cuda:0"))
+        launch.load(("gemm", spec.configs[0], BF16, 0, launch.PLAIN), torch.device("cuda:0"))
 
 
 def test_config_is_checked():
@@ -263,7 +264,7 @@ def test_warmup_without_a_gpu():
 @pytest.mark.parametrize("m", [4, 64])
 def test_few_rows_change_no_rule(launches, monkeypatch, m):
     """Where "auto" runs PyTorch, that would take anything; what is an error must not depend on M."""
-    monkeypatch.setattr(api, "_prefers_fused", lambda m, n, k, sms: m > 32)
+    monkeypatch.setattr(launch, "_prefers_fused", lambda m, n, k, sms: m > 32)
     n, k = 8192, 8192
     w = torch.empty(n, k, dtype=BF16)
     x = cuda(m, k)
@@ -299,7 +300,7 @@ def test_torch_kernel_names_what_is_no_matrix():
 def test_the_way_to_pytorch_adds_no_copy(launches, monkeypatch):
     seen = []
     monkeypatch.setattr(api, "_torch_swiglu", lambda *args: seen.append(args))
-    monkeypatch.setattr(api, "_prefers_fused", lambda *shape: False)
+    monkeypatch.setattr(launch, "_prefers_fused", lambda *shape: False)
     x, w = cuda(4, 8192), torch.empty(8192, 8192, dtype=BF16)
     ck.swiglu(x, w, w)
     assert seen == [(x, w, w, None, "swiglu", None, None)] and not launches
@@ -363,3 +364,56 @@ def test_torch_kernel_of_the_family():
         got = ck.swiglu(4 * x, g, u, kernel="torch", activation=name, **named)
         want = ck.reference.swiglu(4 * x, g, u, torch.float64, activation=name, **named)
         assert (got - want).norm() / want.norm() < 1e-5, name
+
+
+def test_epilogue_operands_obey_the_same_rules(launches):
+    a, b, bias = cuda(16, 64), cuda(256, 64), cuda(256)
+    with fails(ValueError, "epilogue row(...) requires grad", "no_grad"):
+        ck.gemm(a, b, epilogue=ep.acc + ep.row(bias.clone().requires_grad_()))
+    with fails(ValueError, "epilogue load(...) requires grad"):
+        ck.gemm(a, b, epilogue=ep.acc + ep.load(cuda(16, 256).requires_grad_()))
+    with fails(ValueError, "epilogue row(...) is a view that PyTorch negates lazily"):
+        ck.gemm(a, b, epilogue=ep.acc + ep.row(torch._neg_view(bias)))
+    with fails(ValueError, "out is a view that PyTorch negates lazily"):
+        ck.gemm(a, b, out=torch._neg_view(cuda(16, 256)))
+    assert not launches
+    ck.gemm(cuda(1, 64), b, epilogue=ep.acc * ep.column(cuda(1, 64)[:, 0]))  # one value: its stride means nothing
+    assert launches[-1][6][0].stride() == (1,)
+    for shape in ((3, 0, 64), (0, 64)):
+        assert ck.gemm(cuda(*shape), b, epilogue=ep.acc * 2).shape == (*shape[:-1], 256)
+    with torch.no_grad():
+        ck.gemm(a, b, epilogue=ep.acc + ep.row(bias.clone().requires_grad_()))
+
+
+def test_autograd_hears_that_out_has_changed(launches):
+    a, g, u = mlp()
+    for call in (lambda out: ck.gemm(a, g, out=out), lambda out: ck.swiglu(a, g, u, out=out, kernel="stacked")):
+        out = cuda(128, 256)
+        before = out._version
+        call(out)
+        assert out._version > before
+
+
+def test_hints_of_transposed_operands_name_what_to_copy(launches):
+    b = cuda(64, 64)
+    with fails(ValueError, "a.T has a row pitch of 68", "pass a.contiguous()"):
+        ck.gemm(cuda(64, 68)[:, :64].T, b)
+    with fails(ValueError, "a.T starts at an address", "pass a.clone()"):
+        ck.gemm(cuda(64 * 64 + 1)[1:].view(64, 64).T, b)
+
+
+def test_one_line_of_a_transposed_operand_gets_a_legal_pitch(launches):
+    ck.gemm(cuda(1, 5).T, cuda(1, 8).T)
+    _, a, (b,), *_ = launches[-1]
+    assert a.stride() == (1, 8) and b.stride() == (1, 8)
+
+
+def test_a_configuration_is_checked_though_nothing_is_launched(launches):
+    with fails(TypeError, "config is a str"):
+        ck.gemm(cuda(0, 64), cuda(256, 64), config="x")
+    with fails(TypeError, "a is torch.sparse_coo"):
+        ck.gemm(cuda(16, 64).to_sparse(), cuda(256, 64))
+    with fails(TypeError, "out_dtype is 'float32', must be torch.bfloat16"):
+        ck.gemm(cuda(16, 64), cuda(256, 64), out_dtype="float32")
+    with fails(TypeError, "a is float64, must be bfloat16"):
+        ck.gemm(cuda(16, 64).double(), cuda(256, 64))

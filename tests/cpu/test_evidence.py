@@ -39,13 +39,21 @@ def test_speed_depends_on_the_choice_and_the_benchmark(monkeypatch):
     numerics = evidence.kernel_digest("cute_kernels.hopper.gemm")
     seen = {evidence.bench_digest("cute_kernels.hopper.gemm")}
     real = evidence.code_only
-    for mark in ("def predicted_seconds(", "def time_swiglu(", "def turns("):
+    marks = (
+        "def predicted_seconds(",
+        "def time_swiglu(",
+        "def turns(",
+        "def fuses(",
+        "def max_clusters(",
+        "QWEN25",
+    )
+    for mark in marks:
         monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
         evidence.kernel_digest.cache_clear(), evidence.bench_digest.cache_clear()
         seen.add(evidence.bench_digest("cute_kernels.hopper.gemm"))
         assert evidence.kernel_digest("cute_kernels.hopper.gemm") == numerics
     evidence.kernel_digest.cache_clear(), evidence.bench_digest.cache_clear()
-    assert len(seen) == 4
+    assert len(seen) == 1 + len(marks)
 
 
 @pytest.fixture
@@ -140,6 +148,39 @@ def test_numerics_depend_on_references_and_validation(monkeypatch):
         seen.add(evidence.validation_digest("cute_kernels.hopper.gemm"))
     evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
     assert len(seen) == 4
+
+
+def test_numerics_depend_on_compilation_and_what_trees_are_made_of(monkeypatch):
+    gemm, stacked = "cute_kernels.hopper.gemm", "cute_kernels.hopper.swiglu_stacked"
+    evidence.validation_digest.cache_clear()
+    before = evidence.validation_digest(gemm), evidence.validation_digest(stacked)
+    real = evidence.code_only
+    for mark, changes in (
+        ("def gelu(x: Float32", (True, True)),  # gemm's trees, and the gated family
+        ("def _fake_operand(", (True, True)),
+        ("def build(", (True, True)),
+        ("def split(expression", (True, False)),
+        ("def predicted_seconds(", (False, False)),
+    ):
+        monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
+        evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
+        after = evidence.validation_digest(gemm), evidence.validation_digest(stacked)
+        assert tuple(a != b for a, b in zip(before, after, strict=True)) == changes, mark
+    evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
+
+
+def test_a_call_counts_as_what_it_runs(monkeypatch):
+    real = evidence.code_only
+    calls = {
+        "ck.gemm(a, b)": "def choose(",
+        "ck.swiglu(x, g, u)": "def sigmoid_times(",
+        "ep.gelu(ep.acc)": "def gelu(x: Float32",
+    }
+    for code, mark in calls.items():
+        before = evidence.cells_digest([code])
+        monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
+        assert evidence.cells_digest([code]) != before, code
+        monkeypatch.setattr(evidence, "code_only", real)
 
 
 def test_ladder_depends_on_its_notebooks(monkeypatch, measured):

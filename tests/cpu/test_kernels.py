@@ -2,14 +2,18 @@
 
 import re
 
+import cutlass
+import cutlass.cute as cute
 import pytest
 import torch
+from cutlass.cute.runtime import from_dlpack
 
 import cute_kernels as ck
 from cute_kernels import compile as compiling
 from cute_kernels import epilogue as ep
 from cute_kernels import reference, registry, validate
 from cute_kernels.hopper import kernel as skeleton
+from cute_kernels.hopper import trace
 from cute_kernels.hopper.choose import choose, predicted_seconds
 from cute_kernels.hopper.config import SMEM_CAPACITY
 
@@ -171,3 +175,43 @@ def test_a_full_epilogue_does_not_spill(config, out_dtype):
     tree, *_ = ep.split(ep.gelu(ep.acc * ep.column(scale) * 0.5 + ep.row(bias)) + ep.load(residual))
     c = registry.get("gemm").compile(config, "bfloat16", skeleton.Variant(out_dtype, tree=tree))
     assert c.spill_bytes == 0 and c.smem_dynamic == config.smem_bytes(1)
+
+
+def test_a_group_larger_than_the_output_does_not_overflow():
+    """group * tile columns is a 32-bit product: the group is cut to the rows that there are."""
+    found = torch.zeros(2, dtype=torch.int32)
+
+    @cute.jit
+    def probe(out: cute.Tensor, kernel: cutlass.Constexpr):
+        place = skeleton.Walk(cutlass.Int32(1), cutlass.Int32(1 << 19), 0, 1, 0, 0)
+        out[0], out[1] = kernel.tile(place, cutlass.Int32(5))
+
+    config = ck.TileConfig(64, 16, warp_groups=1, stages=2, epi_slots=1, group=4096)
+    probe(from_dlpack(found), registry.get("gemm").factory(config, cutlass.BFloat16, skeleton.PLAIN))
+    assert found.tolist() == [0, 5]
+
+
+def test_slots_too_narrow_for_the_output_are_a_config_error():
+    config = ck.TileConfig(64, 8, warp_groups=1, epi_slots=1, stages=4)
+    assert registry.get("gemm").compile(config).spill_bytes == 0
+    with pytest.raises(ck.ConfigError, match="store slots are too narrow"):
+        registry.get("gemm").compile(config, variant=skeleton.Variant("float32"))
+
+
+def test_the_next_kernel_may_start_only_when_the_one_before_has_ended():
+    for early in (False, True):
+        ptx = registry.get("swiglu_stacked").compile(variant=skeleton.Variant(early_weights=early)).ptx
+        events = re.findall(r"griddepcontrol\.(\w+)", ptx)
+        assert events == ["wait", "launch_dependents"] * (2 if early else 1)
+
+
+@pytest.mark.parametrize("name", ["gemm", "swiglu_pingpong"])
+def test_a_trace_that_is_off_leaves_no_instruction(name, monkeypatch):
+    """The same instructions as of a skeleton whose marks are not there at all."""
+    spec = registry.get(name)
+    off = spec.compile()
+    monkeypatch.setattr(trace.Trace, "begin", lambda self, events, cta, role: (events, 0))
+    monkeypatch.setattr(trace.Trace, "mark", lambda self, mine, count, kind, writes: count)
+    assert spec.compile().sass == off.sass
+    monkeypatch.undo()
+    assert spec.compile(variant=skeleton.Variant(traced=True)).mnemonics["CS2R"] > off.mnemonics["CS2R"]

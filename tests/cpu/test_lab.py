@@ -143,6 +143,9 @@ def test_child_tells_a_hang_from_a_failure():
     with pytest.raises(ValueError, match="stands 2 times"):
         child.edit("a a", "a", "b")
     assert child.kernel_cells(["# kernel: x\n1", "2"]) == "# kernel: x\n1"
+    assert (
+        child.kernel_cells(["# kernel: x\n1", "# kernel: y\n", "# kernel: x\n3"]) == "# kernel: x\n3\n\n# kernel: y\n"
+    )
 
 
 def test_swizzle_and_banks():
