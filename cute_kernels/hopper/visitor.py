@@ -18,6 +18,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+from cutlass._mlir.dialects import llvm
 
 DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
 
@@ -169,7 +170,7 @@ def slot_columns(root: Node, widths: list[int], registers: int) -> int:
     inner = below_pairs(root)
 
     def held(columns: int) -> int:
-        found = 0
+        found = 4 * max(0, len(leaves(root, Load)) - 1)  # their addresses
         for leaf in leaves(root):
             size = DTYPES[leaf.dtype].width // 8
             across = columns // 4 * (2 if leaf in inner else 1)  # a thread's columns
@@ -200,10 +201,6 @@ class Slab:
         """Issue the loads of the slab whose corner is (m0, n0); shape: (M, N) of the output. Returns leaf -> values."""
         row = m0 + thread // 32 * 16 + thread % 32 // 4
         rows = [cutlass.min(row + i, shape[0] - 1) for i in (0, 8)]
-        wide = 2 if self.halved else 1  # accumulator columns of one of the result's
-        first = n0 * wide + thread % 4 * 2
-        pairs = [cutlass.min(first + i, shape[1] * wide - 2) // 2 for i in range(0, self.columns * wide, 8)]
-        singles = [cutlass.min(n0 + thread % 4 + i, shape[1] - 1) for i in range(0, self.columns, 4)]
         held = {}
         for leaf in leaves(self.root):
             data = self.operands[leaf.slot]
@@ -213,12 +210,23 @@ class Slab:
             elif isinstance(leaf, Column):
                 held[leaf] = [data[r] for r in rows]
             elif isinstance(leaf, Row):
-                held[leaf] = [data[s] for s in singles] if single else [_pair(data, (2,), (p,)) for p in pairs]
-            elif single:
-                held[leaf] = [[data[r, s] for r in rows] for s in singles]
+                # addresses that are the same for every 64 rows of a tile are not to be kept from one to the next
+                places = self.places(thread, n0 if leaves(self.root, Load) else opaque(n0), shape[1], single)
+                held[leaf] = [data[s] for s in places] if single else [_pair(data, (2,), (p,)) for p in places]
             else:
-                held[leaf] = [[_pair(data, (1, 2), (r, p)) for r in rows] for p in pairs]
+                places = self.places(thread, n0, shape[1], single)
+                one = (lambda r, s: data[r, s]) if single else (lambda r, p: _pair(data, (1, 2), (r, p)))
+                held[leaf] = [[one(r, place) for r in rows] for place in places]
         return held
+
+    def places(self, thread, n0, columns, single: bool) -> list:
+        """What a thread reads of a row of an operand whose slab begins at column n0 of the result: columns, if `single`, else
+        pairs of columns by number. columns: of the output."""
+        if single:
+            return [cutlass.min(n0 + thread % 4 + i, columns - 1) for i in range(0, self.columns, 4)]
+        wide = 2 if self.halved else 1  # accumulator columns of one of the result's
+        first = n0 * wide + thread % 4 * 2
+        return [cutlass.min(first + i, columns * wide - 2) // 2 for i in range(0, self.columns * wide, 8)]
 
     def prefetch(self, thread, threads: int, m0, n0, rows: int, columns: int, shape):
         """Ask L2 for the matrices' share of a tile, rows x columns from (m0, n0) on; its slabs are read when it is multiplied.
@@ -264,6 +272,14 @@ class Slab:
         if isinstance(node, Pairs):
             return node.function(at(node.input, 2 * v), at(node.input, 2 * v + 1))
         return node.function(*(at(child, v) for child in node.inputs))
+
+
+def opaque(x: cutlass.Int32) -> cutlass.Int32:
+    """x, of which the compiler knows nothing: what is computed from it for one slab is not kept in registers for another."""
+    moved = llvm.inline_asm(
+        cutlass.Int32.mlir_type, [x.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True, asm_dialect=0
+    )
+    return cutlass.Int32(moved)
 
 
 def _pair(data: cute.Tensor, tile: tuple, where: tuple) -> cute.Tensor:

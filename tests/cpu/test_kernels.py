@@ -215,3 +215,26 @@ def test_a_trace_that_is_off_leaves_no_instruction(name, monkeypatch):
     assert spec.compile().sass == off.sass
     monkeypatch.undo()
     assert spec.compile(variant=skeleton.Variant(traced=True)).mnemonics["CS2R"] > off.mnemonics["CS2R"]
+
+
+def _trees():
+    def row(dtype=torch.bfloat16):
+        return ep.row(torch.zeros(64, dtype=dtype))
+
+    def load(dtype=torch.bfloat16):
+        return ep.load(torch.zeros(8, 64, dtype=dtype))
+
+    yield "four rows", ep.acc * row() + row() * row() + row()
+    yield "three fp32 rows", ep.acc * row(torch.float32) + row(torch.float32) + row(torch.float32)
+    yield "two residuals", ep.acc + load() + load()
+    yield "gate and residual", ep.gelu(ep.acc) * load() + load()
+    fp32 = torch.float32
+    yield "all in fp32", ep.gelu((ep.acc * row(fp32) + row(fp32)) + load(fp32)) * load(fp32) + load(fp32)
+
+
+@pytest.mark.parametrize("config", registry.get("gemm").configs[1:3], ids=lambda c: c.name)
+@pytest.mark.parametrize(("name", "expression"), _trees(), ids=lambda x: x if isinstance(x, str) else "")
+def test_trees_of_many_operands_do_not_spill(name, expression, config):
+    """Under the configurations with the fewest registers to spare."""
+    tree, *_ = ep.split(expression)
+    assert registry.get("gemm").compile(config, variant=skeleton.Variant(tree=tree)).spill_bytes == 0, name
