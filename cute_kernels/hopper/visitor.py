@@ -215,8 +215,7 @@ class Slab:
                 held[leaf] = [data[s] for s in places] if single else [_pair(data, (2,), (p,)) for p in places]
             else:
                 places = self.places(thread, n0, shape[1], single)
-                one = (lambda r, s: data[r, s]) if single else (lambda r, p: _pair(data, (1, 2), (r, p)))
-                held[leaf] = [[one(r, place) for r in rows] for place in places]
+                held[leaf] = [[data[r, p] if single else _pair(data, (1, 2), (r, p)) for r in rows] for p in places]
         return held
 
     def places(self, thread, n0, columns, single: bool) -> list:

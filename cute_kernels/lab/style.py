@@ -12,6 +12,7 @@ COLORS = {
     "mma": "#2a9d8f",
     "epilogue": "#f4a261",
     "store": "#e76f51",
+    "activation": "#8e5bd0",
     "wait": "#b0b7c0",
     "order": "#8d6e63",
     "bad": "#d62839",

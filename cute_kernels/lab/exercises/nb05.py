@@ -120,11 +120,11 @@ def _typical(tiles_m: int, tiles_n: int, group: int) -> list[tuple[str, list[Til
         (full, [(top + inside % rows, inside // group) for top, rows, inside in places]),
         (full, [(top + inside % group, inside // rows) for top, rows, inside in places]),
         (
-            "Inside of a group it goes down the rows of a column first, then one column on.",
+            "Inside a group it goes down the rows of a column first, then one column on.",
             [(top + inside // tiles_n, inside % tiles_n) for top, _, inside in places],
         ),
         (
-            "Row and column are right inside of the group, but a group does not begin at row 0: add its first row.",
+            "Row and column are right inside the group, but a group does not begin at row 0: add its first row.",
             [(inside % rows, inside // rows) for _, rows, inside in places],
         ),
         ("Row and column are exchanged: return the row first.", [t[::-1] for t in grouped(tiles_m, tiles_n, group)]),

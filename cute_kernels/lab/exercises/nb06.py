@@ -254,7 +254,7 @@ def _turns(consumer: Callable, cta: Pingpong) -> None:
 def taken(consumer: Callable, cta: Pingpong, group: int) -> list[int]:
     """The tiles that a consumer would take, were nothing ever waited for."""
     alone = Pingpong(SCHEDULES[0], cta.tiles, cta.k_tiles, cta.stages, cta.first, cta.step)
-    alone.named_barrier = lambda *_: None
+    alone.named_barrier = lambda *_, **__: None
     tiles: list[int] = []
 
     def multiply(index, state):
@@ -272,7 +272,7 @@ def _explain_twice(consumer: Callable, cta: Pingpong) -> str:
     both = sorted(set(mine) & set(others))
     if not both:
         return ""
-    text = f"Tile {both[0]} is taken twice, by either consumer. "
+    text = f"Tile {both[0]} is taken twice, by consumer 1 and by consumer 2. "
     strides = {b - a for tiles in (mine, others) for a, b in zip(tiles, tiles[1:], strict=False)}
     if strides == {cta.step}:
         return text + f"Yours go on by step = {cta.step}; every second tile is the other's, so the stride is 2 * step."

@@ -1,29 +1,30 @@
 """Typical wrong answers: (text in the solution, what stands there instead, words of the checker's answer)."""
 
 LOOP = "    for index in cutlass.range(cta, tiles_m * tiles_n, ctas, unroll=1):\n"
+WALK = LOOP + "        row, column = tile_of(index, tiles_m, tiles_n, group)\n        work(row, column)\n"
 
 WRONG = {
     "05a": [
-        ("cutlass.min(group, tiles_m - band * group)", "group", "You take the last group for a whole one"),
-        ("cutlass.min(group, tiles_m - band * group)", "tiles_m % group", "divide by zero"),
+        ("cutlass.min(group, tiles_m - number * group)", "group", "You take the last group for a whole one"),
+        ("cutlass.min(group, tiles_m - number * group)", "tiles_m % group", "divide by zero"),
         ("column = inside // rows", "column = inside // group", "You divide by `group` also in the last group"),
         (
-            "    column = inside // rows\n    row = band * group + inside - column * rows\n",
-            "    column = inside // group\n    row = band * group + inside % rows\n",
+            "    column = inside // rows\n    row = number * group + inside - column * rows\n",
+            "    column = inside // group\n    row = number * group + inside % rows\n",
             "a column has as many tiles as the group has rows",
         ),
         (
-            "    column = inside // rows\n    row = band * group + inside - column * rows\n",
-            "    column = inside % tiles_n\n    row = band * group + inside // tiles_n\n",
+            "    column = inside // rows\n    row = number * group + inside - column * rows\n",
+            "    column = inside % tiles_n\n    row = number * group + inside // tiles_n\n",
             "it goes down the rows of a column first",
         ),
-        ("row = band * group + inside -", "row = inside -", "a group does not begin at row 0"),
+        ("row = number * group + inside -", "row = inside -", "a group does not begin at row 0"),
         (
-            "band = index // (group * tiles_n)",
-            "band = index // (group * tiles_m)",
+            "number = index // (group * tiles_n)",
+            "number = index // (group * tiles_m)",
             "8 x 5 tiles in groups of 4 rows: tile 20",
         ),
-        ("inside = index - band * group * tiles_n", "inside = index", "There is no tile"),
+        ("inside = index - number * group * tiles_n", "inside = index", "There is no tile"),
         (LOOP, "    for index in cutlass.range(tiles_m * tiles_n, unroll=1):\n", "Every CTA walks over all tiles"),
         (
             LOOP,
@@ -43,6 +44,8 @@ WRONG = {
             "The last round is for those CTAs that still find a tile",
         ),
         ("        work(row, column)\n", "        work(column, row)\n", "Row and column are exchanged"),
+        (WALK, "    ...\n", "`walk` is not filled in yet"),
+        (WALK, "    return None\n", "`walk` is not filled in yet, or it never calls `work`"),
         (
             "        work(row, column)\n",
             "        while row < tiles_m:\n            row += 0\n",

@@ -22,6 +22,12 @@ WRONG = {
         (GIVE, GIVE.replace("index + step", "index + 2 * step"), "nobody gives it the turn"),
         (ISSUE + GIVE, GIVE + ISSUE, "Both feed the tensor cores at once"),
         (GIVE + SKIP + STORE, SKIP + STORE + GIVE, "the turn is given away after the store"),
+        (GIVE + SKIP + STORE, SKIP + STORE + GIVE, "A test of overlap: here a store ends when the other has begun"),
+        (
+            LOOP,
+            LOOP.replace("2 * step", "step"),
+            "Tile 1 is taken twice, by consumer 1 and by consumer 2. Yours go on by step = 1",
+        ),
         (LOOP + SYNC, LOOP, "does not wait for its turn"),
         (LOOP + SYNC, LOOP + SYNC.replace("+ group", "+ 1 - group"), "own barrier is"),
         (LOOP + SYNC, LOOP + SYNC.replace("ORDER + group", "1 + group"), "3 and 4"),
@@ -31,7 +37,7 @@ WRONG = {
         (
             LOOP,
             LOOP.replace("first + group * step, tiles, 2 * step", "first, tiles, step"),
-            "nothing to multiply: it has no tile",
+            "Tile 0 is taken twice, by consumer 1 and by consumer 2",
         ),
         (
             LOOP,
