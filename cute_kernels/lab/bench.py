@@ -208,7 +208,8 @@ def gemm_row(
 def swiglu_row(step: str, contenders: dict[str, Callable], shapes: Sequence[tuple[str, int]], rounds: int = 7):
     """Fused SwiGLU kernels beside PyTorch, bf16, in one run, as a pandas table.
 
-    contenders: name -> function of (x, w_gate, w_up, out). shapes: (Qwen-2.5 model, M). "eager" and "cuBLAS, no activation", one
+    contenders: name -> function of (x, w_gate, w_up, out), or (pack, function of (x, pack(w_gate, w_up), out)), packed before the
+    clock starts. shapes: (Qwen-2.5 model, M). "eager" and "cuBLAS, no activation", one
     GEMM on the stacked weights, are always there. Kept as record "swiglu_<step>" while notebooks are recorded; without a Hopper
     GPU: the recorded table, labelled, or None.
     """
@@ -231,7 +232,13 @@ def swiglu_row(step: str, contenders: dict[str, Callable], shapes: Sequence[tupl
                 "eager": [lambda s=s: F.silu(F.linear(s[0], s[1])) * F.linear(s[0], s[2]) for _, s in sets],
                 "cuBLAS, no activation": [lambda b=b, s=s: F.linear(s[0], b) for b, s in sets],
             }
-            calls.update({who: [lambda s=s, f=f: f(*s) for _, s in sets] for who, f in contenders.items()})
+            for who, f in contenders.items():
+                if isinstance(f, tuple):
+                    pack, run = f
+                    given = [(s[0], pack(s[1], s[2]), s[3]) for _, s in sets]
+                    calls[who] = [lambda s=s, run=run: run(*s) for s in given]
+                else:
+                    calls[who] = [lambda s=s, f=f: f(*s) for _, s in sets]
             times = turns(calls, rounds)
             us = {who: round(t.median_us, 2) for who, t in times.items()}
             rows.append({"model": model, "M": m, "N": n, "K": k, "us": us})
