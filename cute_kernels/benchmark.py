@@ -8,33 +8,72 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from . import api, evidence, records, validate
+from . import api, evidence, records, reference, validate
 from . import launch as launching
 from .models import QWEN25
-from .registry import get
+from .registry import get, kernels
+from .weights import Interleaved, interleave
 
 GEMM_SIZES = (2048, 4096, 8192)
 GEMM_ROWS = (1024, 2048, 4096, 8192)  # tokens of the gate-up GEMMs
-SWIGLU_ROWS = (1, 16, 64, 256, 1024, 4096)
+DECODE_ROWS = (1, 16, 64, 256)
+PREFILL_ROWS = (1024, 2048, 4096, 8192)
+SWIGLU_ROWS = (*DECODE_ROWS, *PREFILL_ROWS)
+AUTO = "auto"
+UNFUSED = ("eager", "torch.compile", "stacked + pointwise")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One set of inputs of a SwiGLU benchmark. both (2N, K): rows of gate, then of up; gate and up are views of it. packed: the
+    same rows in turn."""
+
+    x: torch.Tensor
+    gate: torch.Tensor
+    up: torch.Tensor
+    both: torch.Tensor
+    packed: Interleaved
+    out: torch.Tensor
+
+
+def make_inputs(m: int, n: int, k: int) -> Inputs:
+    """Random bf16 inputs whose pre-activations are of order 1."""
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    both = (torch.randn(2 * n, k, device="cuda") / math.sqrt(k)).bfloat16()
+    gate, up = both[:n], both[n:]
+    return Inputs(x, gate, up, both, interleave(gate, up), x.new_empty(m, n))
 
 
 def eager(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
     return F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)
 
 
-def swiglu_contenders(compiled: bool = True) -> dict[str, Callable]:
-    """name -> function of (x, w_gate, w_up). "gemm" is the bare cuBLAS GEMM of the same size, no contender."""
-    found: dict[str, Callable] = {"eager": eager}
+def _pointwise(y: torch.Tensor) -> torch.Tensor:
+    n = y.shape[1] // 2
+    return F.silu(y[:, :n]) * y[:, n:]
+
+
+def swiglu_contenders(compiled: bool = True, fused: bool = True) -> dict[str, Callable[[Inputs], torch.Tensor]]:
+    """name -> function of `Inputs`. "gemm" is the bare cuBLAS GEMM of the same size, no contender. compiled: torch.compile among
+    them; fused: every kernel of ours by itself, not only what "auto" picks."""
+    found: dict[str, Callable[[Inputs], torch.Tensor]] = {"eager": lambda s: eager(s.x, s.gate, s.up)}
     if compiled:
-        torch._dynamo.config.recompile_limit = 512
-        found["torch.compile"] = torch.compile(eager, dynamic=False)
-    found["stacked kernel"] = lambda x, g, u: api.swiglu(x, g, u, kernel="stacked")
-    found["ours (auto)"] = api.swiglu
+        torch._dynamo.config.recompile_limit = 1024
+        whole, pointwise = torch.compile(eager, dynamic=False), torch.compile(_pointwise, dynamic=False)
+        found["torch.compile"] = lambda s: whole(s.x, s.gate, s.up)
+        found["stacked + pointwise"] = lambda s: pointwise(F.linear(s.x, s.both))
+    found["gemm"] = lambda s: F.linear(s.x, s.both)
+    if fused:
+        found["swiglu_pingpong"] = lambda s: api.swiglu(s.x, s.gate, s.up, kernel="pingpong")
+        found["swiglu_interleaved"] = lambda s: api.swiglu_interleaved(s.x, s.packed)
+        found["swiglu_stacked"] = lambda s: api.swiglu(s.x, s.gate, s.up, kernel="stacked")
+    found[AUTO] = lambda s: api.swiglu(s.x, s.gate, s.up)
     return found
 
 
@@ -43,20 +82,23 @@ def time_swiglu(model: str, m: int, contenders: dict[str, Callable], rounds: int
     from .lab import bench
 
     k, n = QWEN25[model]
-    spec = get("swiglu_stacked")
-    sets = bench.input_sets(
-        lambda: validate.inputs(spec, m, n, k, torch.bfloat16), bytes_per_set=2 * (2 * n * k + m * k + m * n)
-    )
-    ref = validate.expected(spec, sets[0])
-    row: dict[str, Any] = {"model": model, "M": m, "N": n, "K": k, "sets": len(sets)}
-    row["error"] = {name: validate.relative_error(fn(*sets[0]), ref) for name, fn in contenders.items()}
+    sets = bench.input_sets(lambda: make_inputs(m, n, k), bytes_per_set=2 * (2 * n * k + m * k + m * n), most=8)
+    first = sets[0]
+    ref = reference.swiglu(first.x, first.gate, first.up)
+    row: dict[str, Any] = {"model": model, "M": m, "N": n, "K": k, "sets": len(sets), "error": {}, "off": {}}
+    for name, fn in contenders.items():
+        if name != "gemm":
+            out = fn(first)
+            row["error"][name] = validate.relative_error(out, ref)
+            row["off"][name] = round(reference.off_share(out, ref), 7)
+            del out
     del ref
-    calls = {name: [lambda s=s, fn=fn: fn(*s) for s in sets] for name, fn in contenders.items()}
-    both = [(x, torch.cat([g, u])) for x, g, u in sets]
-    calls["gemm"] = [lambda s=s: F.linear(*s) for s in both]
-    times = bench.turns(calls, rounds=rounds)
+    times = bench.turns({name: [lambda s=s, fn=fn: fn(s) for s in sets] for name, fn in contenders.items()}, rounds)
     row["us"] = {name: round(t.median_us, 2) for name, t in times.items()}
     row["spread"] = {name: round(t.spread, 4) for name, t in times.items()}
+    row["configs"] = {
+        spec.name: launching.chosen(spec.name, m, n, k, first.x.device).name for spec in kernels() if spec.gated
+    }
     return row
 
 
@@ -95,7 +137,7 @@ def time_gemm(m: int, n: int, k: int, rounds: int = 7) -> dict[str, Any]:
     }
 
 
-def speedup(row: dict[str, Any], over: str, ours: str = "ours (auto)") -> float:
+def speedup(row: dict[str, Any], over: str, ours: str = AUTO) -> float:
     """Their time / ours: above 1 means that ours is faster."""
     return row["us"][over] / row["us"][ours]
 
@@ -109,6 +151,16 @@ def summary(ratios: Iterable[float]) -> tuple[float, float]:
 def print_row(label: str, row: dict[str, Any], flops: float) -> None:
     cells = (f"{name} {us:.1f} us ({flops / us / 1e6:.0f} TFLOP/s)" for name, us in row["us"].items())
     print(f"{label:<14} " + "   ".join(cells), flush=True)
+
+
+def swiglu_rows(record: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The rows of a record's SwiGLU table, [] when there is none."""
+    return (record or {}).get("swiglu", {}).get("rows", [])
+
+
+def best_unfused(row: dict[str, Any]) -> float:
+    """Microseconds of the fastest way without a fused kernel."""
+    return min(us for name, us in row["us"].items() if name in UNFUSED)
 
 
 def main(
@@ -133,26 +185,37 @@ def main(
                 print_row(label, gemm_rows[-1], 2.0 * math.prod(shape))
                 torch.cuda.empty_cache()
         contenders = swiglu_contenders(compiled)
-        swiglu_rows = []
+        found = []
         for model in wanted:
             for m in map(int, rows.split(",")):
-                swiglu_rows.append(time_swiglu(model, m, contenders))
-                print_row(f"{model} M={m}", swiglu_rows[-1], 4.0 * m * math.prod(QWEN25[model]))
+                found.append(time_swiglu(model, m, contenders))
+                print_row(f"{model} M={m}", found[-1], 4.0 * m * math.prod(QWEN25[model]))
                 torch.cuda.empty_cache()
-    entries = {
-        spec.name: {"digest": evidence.bench_digest(spec.module), "rows": found}
-        for spec, found in ((get("gemm"), gemm_rows), (get("swiglu_stacked"), swiglu_rows))
-    }
     mean, least = summary(speedup(r, "cuBLAS", "gemm") for r in gemm_rows)
     print(f"gemm: cuBLAS / ours: geometric mean {mean:.3f}, min {least:.3f}")
-    for over in ("eager", "torch.compile", "gemm"):
-        ratios = [speedup(r, over) for r in swiglu_rows if over in r["us"]]
-        if ratios:
-            mean, least = summary(ratios)
-            print(f"{over} / ours: geometric mean {mean:.3f}, min {least:.3f}, max {max(ratios):.3f}")
+    for what, some in (("decode", DECODE_ROWS), ("prefill", PREFILL_ROWS)):
+        for over, mean, least in summaries([r for r in found if r["M"] in some]):
+            print(f"{what}: {over} / auto: geometric mean {mean:.3f}, min {least:.3f}")
     if record:
+        entries: dict[str, Any] = {"gemm": {"digest": evidence.bench_digest(get("gemm").module), "rows": gemm_rows}}
+        for spec in kernels():
+            if spec.gated:
+                entries[spec.name] = {"digest": evidence.bench_digest(spec.module), "cases": len(found)}
         with torch.no_grad():
             records.save("ladder", ladder.measure())
-        file = records.save("bench", {"ceilings": dict(ceilings), "kernels": entries})
+        kept = {"ceilings": dict(ceilings), "kernels": entries, "swiglu": {"rows": found}}
+        file = records.save("bench", kept)
         print("recorded in", file.relative_to(records.ROOT))
     return 0
+
+
+def summaries(rows: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
+    """(contender, geometric mean of its time over auto's, minimum) of SwiGLU rows; last the best unfused one of each row."""
+    found = []
+    for over in (*UNFUSED, "gemm"):
+        ratios = [speedup(r, over) for r in rows if over in r["us"]]
+        if ratios:
+            found.append((over, *summary(ratios)))
+    if rows:
+        found.append(("best unfused", *summary(best_unfused(r) / r["us"][AUTO] for r in rows)))
+    return found

@@ -8,7 +8,7 @@ import torch
 
 from . import compile as compiling
 from . import evidence, records
-from .benchmark import speedup, swiglu_contenders, time_swiglu
+from .benchmark import AUTO, speedup, swiglu_contenders, swiglu_rows, time_swiglu
 from .device import UnsupportedDevice, target
 from .models import QWEN25
 from .registry import kernels
@@ -34,17 +34,17 @@ def live() -> int:
     print(f"{torch.cuda.get_device_name()}: silu(x @ w_gate.T) * (x @ w_up.T) in bf16, medians of contenders in turns")
     status()
     bad = 0
-    contenders = {name: fn for name, fn in swiglu_contenders(compiled=False).items() if name != "stacked kernel"}
+    contenders = swiglu_contenders(compiled=False, fused=False)
     with torch.no_grad():
         for model in MODELS:
             for m in ROWS:
                 row = time_swiglu(model, m, contenders, rounds=5)
-                error, gain = row["error"]["ours (auto)"], speedup(row, "eager")
+                error, gain = row["error"][AUTO], speedup(row, "eager")
                 right, faster = error <= LIMIT, gain > 1
                 bad += not (right and faster)
-                tflops = 4.0 * m * math.prod(QWEN25[model]) / row["us"]["ours (auto)"] / 1e6
+                tflops = 4.0 * m * math.prod(QWEN25[model]) / row["us"][AUTO] / 1e6
                 print(
-                    f"Qwen-2.5 {model:<5} M = {m:<5} ours {row['us']['ours (auto)']:8.1f} us ({tflops:.0f} TFLOP/s)   eager "
+                    f"Qwen-2.5 {model:<5} M = {m:<5} ours {row['us'][AUTO]:8.1f} us ({tflops:.0f} TFLOP/s)   eager "
                     f"{row['us']['eager']:8.1f} us   {gain:.2f} x {'faster' if faster else 'NOT FASTER'}   "
                     f"error {error:.5f} (eager {row['error']['eager']:.5f}) {'right' if right else 'WRONG'}",
                     flush=True,
@@ -71,7 +71,7 @@ def dry(why: str) -> int:
     word = {e.name: e.status for e in evidence.of_bench()}["swiglu_stacked (bench)"]
     note = "" if word == "current" else f"; {word.upper()}: of other code than today's"
     print(f"recorded on {stamp['gpu']}, {stamp['date']}, torch {stamp['torch']}{note} (microseconds):")
-    for row in record["kernels"]["swiglu_stacked"]["rows"]:
+    for row in swiglu_rows(record):
         if row["model"] in MODELS and row["M"] in ROWS:
             cells = "   ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
             print(f"  Qwen-2.5 {row['model']:<5} M = {row['M']:<5} {cells}   {speedup(row, 'eager'):.2f} x over eager")

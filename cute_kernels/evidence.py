@@ -235,7 +235,8 @@ def of_bench(gpu: str = records.REFERENCE_GPU) -> list[Evidence]:
             continue
         stamp = record["stamp"]
         status = _status(entry["digest"], bench_digest(spec.module), stamp)
-        found.append(Evidence(f"{spec.name} (bench)", stamp["gpu"], stamp["date"], len(entry["rows"]), None, status))
+        cases = entry["cases"] if "cases" in entry else len(entry["rows"])
+        found.append(Evidence(f"{spec.name} (bench)", stamp["gpu"], stamp["date"], cases, None, status))
     return found
 
 

@@ -7,10 +7,17 @@ import re
 from collections.abc import Callable
 
 from . import evidence, records
-from .benchmark import speedup, summary
+from .benchmark import AUTO, DECODE_ROWS, PREFILL_ROWS, speedup, summaries, summary, swiglu_rows
+from .registry import kernels
 
 README = records.ROOT / "README.md"
 PICTURE = "ladder.png"
+NAMES = {
+    "gemm": "bare GEMM",
+    "swiglu_pingpong": "Kernel-1",
+    "swiglu_interleaved": "Kernel-2",
+    "swiglu_stacked": "stacked",
+}  # of contenders, in the table
 
 
 def _stamped(record: dict) -> str:
@@ -19,36 +26,37 @@ def _stamped(record: dict) -> str:
 
 
 def swiglu_table() -> str:
-    record = records.load("bench")
-    if not record:
+    rows = swiglu_rows(record := records.load("bench"))
+    if not rows:
         return "Nothing is recorded yet.\n"
-    rows = record["kernels"]["swiglu_stacked"]["rows"]
-    names = [name for name in rows[0]["us"] if name not in ("ours (auto)", "gemm")]
+    known = ["eager", "torch.compile", "stacked + pointwise", "gemm", *(s.name for s in kernels() if s.gated)]
+    names = [name for name in known if name in rows[0]["us"]]
     lines = [
-        "| Qwen-2.5 | M | " + " | ".join(names) + " | bare GEMM | **`ck.swiglu`** | over eager | error / eager's |",
-        "|---" * (len(names) + 6) + "|",
+        "| Qwen-2.5 | M | "
+        + " | ".join(NAMES.get(name, name) for name in names)
+        + " | **`ck.swiglu`** | over eager | error / eager's |",
+        "|---" * (len(names) + 5) + "|",
     ]
     for row in rows:
         us, error = row["us"], row["error"]
-        cells = [row["model"], str(row["M"]), *(f"{us[name]:.1f}" for name in names), f"{us['gemm']:.1f}"]
-        cells += [f"**{us['ours (auto)']:.1f}**", f"{speedup(row, 'eager'):.2f} x"]
-        cells += [f"{error['ours (auto)']:.5f} / {error['eager']:.5f}"]
+        cells = [row["model"], str(row["M"]), *(f"{us[name]:.1f}" for name in names)]
+        cells += [f"**{us[AUTO]:.1f}**", f"{speedup(row, 'eager'):.2f} x"]
+        cells += [f"{error[AUTO]:.5f} / {error['eager']:.5f}"]
         lines.append("| " + " | ".join(cells) + " |")
-    prefill = [r for r in rows if r["M"] >= 1024]
     means = []
-    for over in (*names, "gemm"):
-        if over != "stacked kernel" and prefill:
-            mean, least = summary(speedup(r, over) for r in prefill)
-            means.append(f"{'the bare cuBLAS GEMM' if over == 'gemm' else over} {mean:.3f} x (at least {least:.3f})")
+    for what, some in (("decode (M <= 256)", DECODE_ROWS), ("prefill (M >= 1024)", PREFILL_ROWS)):
+        found = summaries([r for r in rows if r["M"] in some])
+        text = ", ".join(f"{NAMES.get(over, over)} {mean:.3f} x (at least {least:.3f})" for over, mean, least in found)
+        means.append(f"Geometric mean of their time over `ck.swiglu`'s, {what}: {text}.")
     text = "\n".join(lines)
     return (
         f"Microseconds, bf16, contenders in turns, cold L2. {_stamped(record)}\n"
-        "*eager*: two GEMMs and two pointwise kernels; *torch.compile*: the same, compiled in its default mode; *stacked "
-        "kernel*: ours, always fused; *bare GEMM*: cuBLAS on x (M, K) and the weights stacked to (2N, K), no activation, a "
-        "yardstick and no contender; *over eager*: eager's time / ours; *error*: "
+        "*eager*: two GEMMs and two pointwise kernels; *torch.compile*: the same, compiled in its default mode; *stacked + "
+        "pointwise*: one GEMM on [gate; up] and one compiled pointwise kernel; *bare GEMM*: cuBLAS on x (M, K) and the weights "
+        "stacked to (2N, K), no activation, a yardstick and no contender; *Kernel-1*, *Kernel-2*, *stacked*: each of ours with "
+        "its own best configuration, the weights of Kernel-2 packed before; *over eager*: eager's time / ours; *error*: "
         "||out - ref|| / ||ref|| against fp32, ours / eager's.\n\n"
-        f"{text}\n\n"
-        f"Geometric mean of their time over ours at M >= 1024: {', '.join(means)}.\n"
+        f"{text}\n\n" + "\n".join(means) + "\n"
     )
 
 
@@ -82,7 +90,10 @@ def gemm_table() -> str:
 
 
 def evidence_table() -> str:
-    lines = ["| what | GPU | date | cases | worst relative error | recorded from today's code |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| what | GPU | date | cases | worst relative error | recorded from today's code |",
+        "|---|---|---|---|---|---|",
+    ]
     for e in evidence.table():
         worst = "" if e.worst_error is None else f"{e.worst_error:.5f}"
         lines.append(f"| {e.name} | {e.gpu} | {e.date} | {e.cases or ''} | {worst} | {e.status} |")

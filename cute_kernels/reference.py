@@ -71,3 +71,10 @@ def far_off(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
     typical = want[finite].square().mean().sqrt() if finite.any() else 0.0
     near = (got - want).abs() <= FAR * torch.clamp(want.abs(), min=float(typical))
     return ~same & ~(near & torch.isfinite(got) & finite)
+
+
+def off_share(out: torch.Tensor, ref: torch.Tensor, limit: float = 0.01) -> float:
+    """Share of elements that differ by more than `limit` of their own reference, however small that is; NaN counts."""
+    want = ref.float()
+    near = (out.float() - want).abs() <= limit * want.abs()  # false for NaN
+    return 1 - near.float().mean().item()

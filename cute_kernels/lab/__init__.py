@@ -9,7 +9,7 @@ import torch
 from .._target import use
 from . import style
 
-MODULES = ("bench", "check", "child", "draw", "exercises", "ladder", "profile", "show", "timeline", "traffic")
+MODULES = ("bench", "check", "child", "draw", "exercises", "ladder", "profile", "show", "timeline", "claims", "traffic")
 
 #: torch sees a Hopper GPU: notebooks run their kernels. Without one they compile them and show what was recorded.
 HAS_GPU: bool = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

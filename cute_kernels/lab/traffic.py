@@ -330,13 +330,6 @@ def random_mlp(shape: Shape, device: str = "cuda", dtype: torch.dtype = torch.bf
     )
 
 
-def off_share(out: torch.Tensor, ref: torch.Tensor) -> float:
-    """Share of elements that differ by more than 1 % of their own reference, however small that is: the paper's measure."""
-    want = ref.float()
-    near = (out.float() - want).abs() <= OFF * want.abs()  # false for NaN
-    return 1 - near.float().mean().item()
-
-
 def measure(
     name: str,
     whole: Mapping[str, Callable[[Mlp], Any]],
@@ -372,7 +365,7 @@ def measure(
             ref = reference.swiglu(sets[0].x, sets[0].w_gate, sets[0].w_up)
             results = {who: fn(sets[0]) for who, fn in judged.items()}
             row["error"] = {who: round(relative_error(h, ref), 6) for who, h in results.items()}
-            row["off"] = {who: round(off_share(h, ref), 6) for who, h in results.items()}
+            row["off"] = {who: round(reference.off_share(h, ref, OFF), 6) for who, h in results.items()}
             del ref, results
             calls = {who: [lambda s=s, fn=fn: fn(s) for s in sets] for who, fn in {**judged, **parts}.items()}
             times = bench.turns(calls, rounds=rounds, target_ms=6.0, timer=timer)
