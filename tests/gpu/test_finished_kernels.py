@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import cute_kernels as ck
 from cute_kernels import epilogue as ep
-from cute_kernels import validate
+from cute_kernels import registry, validate
 from cute_kernels.lab import child
 
 DEVICE = "cuda"
@@ -64,15 +64,17 @@ def test_every_configuration_is_accepted(spec):
         assert rel(CALLS[spec.name](x, *w, config=config), ref) < 0.004, config.name
 
 
-def test_gate_is_the_gate():
+@pytest.mark.parametrize("kernel", FUSED)
+def test_gate_is_the_gate(kernel):
     x = torch.ones(70, 64, device=DEVICE, dtype=torch.bfloat16)
     g = torch.full((64, 64), -2 / 64, device=DEVICE, dtype=torch.bfloat16)
     u = torch.full((64, 64), 5 / 64, device=DEVICE, dtype=torch.bfloat16)
-    out = ck.swiglu(x, g, u, kernel="stacked")
+    out = ck.swiglu(x, g, u, kernel=kernel)
     assert torch.allclose(out.float(), torch.full_like(out, -1.192, dtype=torch.float32), atol=0.01)
 
 
-def test_negative_tail_and_extremes():
+@pytest.mark.parametrize("kernel", FUSED)
+def test_negative_tail_and_extremes(kernel):
     """Gates -16..-1 keep relative accuracy; huge gates stay finite."""
     x = torch.zeros(128, 64, device=DEVICE, dtype=torch.bfloat16)
     x[:, 0] = 1
@@ -80,21 +82,22 @@ def test_negative_tail_and_extremes():
     gate[:, 0] = torch.linspace(-16, -1, 256, device=DEVICE)
     up = torch.zeros_like(gate)
     up[:, 0] = 1
-    out = ck.swiglu(x, gate, up, kernel="stacked").float()
+    out = ck.swiglu(x, gate, up, kernel=kernel).float()
     ref = ck.reference.swiglu(x, gate, up)
     assert ((out - ref).abs() / ref.abs()).max() < 0.005
     for huge, want in ((3e38, 3e38), (-3e38, 0.0)):
         gate[:, 0] = huge
-        out = ck.swiglu(x, gate, up, kernel="stacked").float()
+        out = ck.swiglu(x, gate, up, kernel=kernel).float()
         assert out.isfinite().all() and torch.allclose(out, torch.full_like(out, want), rtol=0.01)
 
 
-def test_nan_stays_in_its_row_and_column():
+@pytest.mark.parametrize("kernel", FUSED)
+def test_nan_stays_in_its_row_and_column(kernel):
     x = torch.randn(300, 128, device=DEVICE).bfloat16()
     g, u = weights(264, 128, 2)
     x[77] = math.nan
     u[33] = math.nan
-    bad = ck.swiglu(x, g, u, kernel="stacked").isnan()
+    bad = ck.swiglu(x, g, u, kernel=kernel).isnan()
     want = torch.zeros_like(bad)
     want[77] = True
     want[:, 33] = True
@@ -260,3 +263,132 @@ def test_transposed_operands():
     ta, tb = a.T.contiguous().T, b.T.contiguous().T
     for x, w in ((ta, b), (a, tb), (ta, tb)):
         assert torch.equal(ck.gemm(x, w), want)
+
+
+@pytest.mark.parametrize("kernel", FUSED)
+@pytest.mark.parametrize("activation", ck.reference.GATED)
+def test_gated_family(kernel, activation):
+    m, n, k = 130, 264, 328
+    x = 4 * torch.randn(m, k, device=DEVICE)
+    x = x.bfloat16()
+    g, u = weights(n, k, 2)
+    for biases in (
+        {},
+        {"bias_up": torch.randn(n, device=DEVICE)},
+        {"bias_gate": g[:, 0].clone(), "bias_up": u[:, 0].clone()},
+    ):
+        ref = ck.reference.swiglu(x, g, u, torch.float64, activation=activation, **biases)
+        out = ck.swiglu(x, g, u, kernel=kernel, activation=activation, **biases)
+        torch_out = ck.swiglu(x, g, u, kernel="torch", activation=activation, **biases)
+        assert rel(out, ref) <= 2 * rel(torch_out, ref), biases
+
+
+def test_small_inputs_keep_relative_accuracy():
+    """Scaled by 0.02, and per band of 16 columns: a wrong column does not hide in the norm of the others."""
+    x = (0.02 * torch.randn(257, 520, device=DEVICE)).bfloat16()
+    g, u = weights(264, 520, 2)
+    ref = ck.reference.swiglu(x, g, u)
+    for kernel in FUSED:
+        out = ck.swiglu(x, g, u, kernel=kernel).float()
+        for band in range(0, 264, 16):
+            error, size = (out - ref)[:, band : band + 16].norm(), ref[:, band : band + 16].norm()
+            assert error / size < 0.004, (kernel, band)
+
+
+@pytest.mark.parametrize("m", [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65])
+def test_few_rows(m):
+    """Configurations whose tiles have fewer rows than a WGMMA, with one tile and more of them."""
+    x = torch.randn(m, 328, device=DEVICE).bfloat16()
+    g, u = weights(1000, 328, 2)
+    ref = ck.reference.swiglu(x, g, u)
+    for config in registry.get("swiglu_stacked").configs:
+        if config.tile_m < 64:
+            assert rel(ck.swiglu(x, g, u, config=config), ref) < 0.004, config.name
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_kernel_waits_for_the_one_ahead(early):
+    """x is the result of the launch before, of ours and of PyTorch's: programmatic launch must not read it too early."""
+    a = torch.randn(64, 512, device=DEVICE).bfloat16()
+    b, g, u = *weights(3584, 512, 1), *weights(4096, 3584, 2)[:2]
+    ref = ck.reference.swiglu(ck.gemm(a, b), g, u)
+    x = torch.empty(64, 3584, device=DEVICE, dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    ck.swiglu(x, g, u, early_weights=early)
+    with torch.cuda.graph(graph):
+        outs = []
+        for _ in range(20):
+            x.zero_()
+            ck.gemm(a, b, out=x)
+            outs.append(ck.swiglu(x, g, u, early_weights=early))
+    for _ in range(10):
+        graph.replay()
+        assert all(rel(out, ref) < 0.004 for out in outs)
+    for _ in range(20):
+        x.zero_()
+        torch.mm(a, b.T, out=x)
+        assert rel(ck.swiglu(x, g, u, early_weights=early), ref) < 0.006
+
+
+def test_weights_that_change_are_read_anew():
+    """Without early_weights the kernel sees what the launch before wrote into its weights."""
+    x = torch.randn(64, 512, device=DEVICE).bfloat16()
+    (g, u), new = weights(4096, 512, 2), weights(4096, 512, 1)[0]
+    for _ in range(20):
+        g.zero_()
+        assert (ck.swiglu(x, g, u) == 0).all()
+        g.copy_(new)
+        assert rel(ck.swiglu(x, g, u), ck.reference.swiglu(x, new, u)) < 0.004
+
+
+def test_interleaved_equals_stacked():
+    x = torch.randn(300, 200, device=DEVICE).bfloat16()
+    g, u = weights(264, 200, 2)
+    packed = ck.interleave(g, u)
+    assert torch.equal(ck.swiglu_interleaved(x, packed), ck.swiglu(x, g, u, kernel="stacked"))
+    bias = torch.randn(264, device=DEVICE), torch.randn(264, device=DEVICE)
+    got = ck.swiglu_interleaved(x, packed, bias=ck.interleave(*bias), activation="geglu")
+    assert torch.equal(
+        got, ck.swiglu(x, g, u, kernel="stacked", activation="geglu", bias_gate=bias[0], bias_up=bias[1])
+    )
+
+
+@pytest.mark.parametrize("name", ["swiglu_pingpong", "swiglu_stacked"])
+def test_two_loops_end_with_any_number_of_tiles(name):
+    """Every pingpong configuration of the gated kernels, in a child: what fails here hangs."""
+    outcome = child.run(
+        f"""
+import torch
+import cute_kernels as ck
+from cute_kernels import registry
+
+for config in registry.get("{name}").configs:
+    if not config.pingpong:
+        continue
+    rows, columns = config.tile_m * config.cluster[0], config.tile_n * config.cluster[1]
+    for k in (64, 64 * config.stages - 8, 64 * config.stages + 64):
+        for tiles in (1, 2, 3, 65, 66, 67, 131, 132, 133):
+            x = torch.randn(rows, k, device="cuda").bfloat16()
+            g, u = ((torch.randn(columns * tiles, k, device="cuda") / k**0.5).bfloat16() for _ in range(2))
+            ref = ck.reference.swiglu(x, g, u)
+            error = ((ck.swiglu(x, g, u, config=config).float() - ref).norm() / ref.norm()).item()
+            assert error < 0.004, (config.name, k, tiles, error)
+print("right")
+""",
+        120,
+    )
+    assert outcome.finished and outcome.stdout.strip() == "right", outcome
+
+
+def test_more_than_two_gibi_elements():
+    """The last rows of an output and of an A of more than 2^31 elements."""
+    m, n, k = 262_145, 8192, 64
+    a = torch.randn(m, k, device=DEVICE).bfloat16()
+    (b,) = weights(n, k, 1)
+    out = ck.gemm(a, b)
+    assert rel(out[-300:], ck.reference.gemm(a[-300:], b)) < 0.004
+    del out
+    m, k = 4_194_305, 512
+    a = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
+    (b,) = weights(64, k, 1)
+    assert rel(ck.gemm(a, b)[-300:], ck.reference.gemm(a[-300:], b)) < 0.004
