@@ -1,15 +1,20 @@
-"""What the gated kernels store, as visitor trees: gate(a @ w_gate.T + bias_gate) * up(a @ w_up.T + bias_up).
+"""What the gated kernels share: what they store, as visitor trees, and the launch of those with two weights.
+
+gate(a @ w_gate.T + bias_gate) * up(a @ w_up.T + bias_up)
 
 `stacked` is for two weights, whose products are accumulators 0 and 1; the pingpong kernel evaluates its left half as soon as
 accumulator 0 is there. `paired` is for one weight that holds gate and up rows in turn: PairMulStore.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import Int32
+
 from . import activation, visitor
+from .kernel import WarpSpecializedGemm
 
 
 def stacked(name: str = "swiglu", biased: tuple[str | None, str | None] = (None, None)) -> visitor.Node:
@@ -42,3 +47,26 @@ def product(name: str):
         return gate(left) * up(right)
 
     return pair_mul
+
+
+class TwoWeights(WarpSpecializedGemm):
+    """x (M, K), w_gate and w_up (N, K), out (M, N); all row-major with 16-byte aligned rows."""
+
+    b_parts = 2
+
+    def default_tree(self):
+        return stacked()
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Tensor,
+        w_gate: cute.Tensor,
+        w_up: cute.Tensor,
+        out: cute.Tensor,
+        max_clusters: Int32,
+        operands: tuple,
+        events,
+        stream: cuda.CUstream,
+    ):
+        self.launch(x, (w_gate, w_up), out, max_clusters, operands, events, stream)

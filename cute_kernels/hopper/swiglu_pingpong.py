@@ -19,14 +19,14 @@ notebooks/measured/h200/bench.json.
 
 from dataclasses import dataclass
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from . import epilogue, gated, mainloop, trace, visitor
+from . import epilogue, mainloop, trace, visitor
 from .config import TileConfig
-from .kernel import PLAIN, Variant, WarpSpecializedGemm
+from .gated import TwoWeights
+from .kernel import PLAIN, Variant
 
 
 @dataclass(frozen=True)
@@ -66,33 +66,15 @@ CONFIGS = (
 )
 
 
-class SwigluPingpong(WarpSpecializedGemm):
-    """x (M, K), w_gate and w_up (N, K), out (M, N); all row-major with 16-byte aligned rows."""
+class SwigluPingpong(TwoWeights):
+    """One weight after the other: a stage holds rows of x and of one of them."""
 
-    b_parts = 2
     blocks = 1
 
     def __init__(self, config: TwoLoopConfig, dtype, variant: Variant = PLAIN):
         super().__init__(config, dtype, variant)
         self.gate_tree, up_tree = self.tree.inputs
         self.tree = visitor.Apply(self.tree.function, (visitor.Accumulator(0), up_tree))
-
-    def default_tree(self):
-        return gated.stacked()
-
-    @cute.jit
-    def __call__(
-        self,
-        x: cute.Tensor,
-        w_gate: cute.Tensor,
-        w_up: cute.Tensor,
-        out: cute.Tensor,
-        max_clusters: Int32,
-        operands: tuple,
-        events,
-        stream: cuda.CUstream,
-    ):
-        self.launch(x, (w_gate, w_up), out, max_clusters, operands, events, stream)
 
     @cute.jit
     def produce(self, ring, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, events):

@@ -8,13 +8,8 @@ No weight is packed, no value crosses a thread. tests/cpu proves the map.
 Roles, pipelines, shared memory and timeline: hopper/kernel.py. Measured on the H200: notebooks/measured/h200/bench.json.
 """
 
-import cuda.bindings.driver as cuda
-import cutlass.cute as cute
-from cutlass import Int32
-
-from . import gated
 from .config import TileConfig
-from .kernel import WarpSpecializedGemm
+from .gated import TwoWeights
 
 CONFIGS = (
     # prefill: pingpong in pairs of CTAs; the width that fills the last wave best
@@ -33,24 +28,5 @@ CONFIGS = (
 )
 
 
-class SwigluStacked(WarpSpecializedGemm):
-    """x (M, K), w_gate and w_up (N, K), out (M, N); all row-major with 16-byte aligned rows."""
-
-    b_parts = 2
-
-    def default_tree(self):
-        return gated.stacked()
-
-    @cute.jit
-    def __call__(
-        self,
-        x: cute.Tensor,
-        w_gate: cute.Tensor,
-        w_up: cute.Tensor,
-        out: cute.Tensor,
-        max_clusters: Int32,
-        operands: tuple,
-        events,
-        stream: cuda.CUstream,
-    ):
-        self.launch(x, (w_gate, w_up), out, max_clusters, operands, events, stream)
+class SwigluStacked(TwoWeights):
+    """Both weights in one stage and one accumulator: what the skeleton does with two B operands."""
