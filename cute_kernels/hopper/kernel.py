@@ -27,6 +27,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, memory
+from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import pipeline_init_arrive, pipeline_init_wait
 
 from . import epilogue, mainloop, scheduler, tiles, trace, visitor
@@ -199,6 +200,10 @@ class WarpSpecializedGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank_m, rank_n, first = cute.arch.block_idx()
         _, _, clusters = cute.arch.grid_dim()
+
+        if warp == 0:  # the descriptors are on their way while barriers are set up
+            for atom in (load_a, *loads_b, store):
+                cpasync.prefetch_descriptor(atom)
 
         smem = memory.SmemAllocator().allocate(self.storage())
         layout_a = tiles.operand_layout(self.dtype, c.tile_m, c.stages, self.majors[0])
