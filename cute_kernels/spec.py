@@ -59,7 +59,8 @@ class KernelSpec:
         """The configuration to use (the first when None), validated. Raises TypeError or ConfigError."""
         if config is None:
             return self.configs[0]
-        if not isinstance(config, type(self.configs[0])):
+        first = self.configs[0]
+        if not isinstance(config, type(first)) or config.loops != first.loops:
             raise TypeError(
                 f"config is a {type(config).__name__}, kernel {self.name!r} takes a {type(self.configs[0]).__name__}"
             )

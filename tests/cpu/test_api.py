@@ -321,6 +321,12 @@ def test_gated_family(launches):
     config = registry.get("swiglu_pingpong").configs[1]
     ck.swiglu(x, g, u, config=config)  # a configuration says which kernel it is for
     assert launches[-1][0] == "swiglu_pingpong" and launches[-1][4] is config
+    with fails(TypeError, "config is a TwoLoopConfig, kernel 'swiglu_stacked' takes a TileConfig"):
+        registry.get("swiglu_stacked").check(config)
+    with fails(TypeError, "config is a TileConfig, kernel 'swiglu_pingpong' takes a TwoLoopConfig"):
+        registry.get("swiglu_pingpong").check(ck.TileConfig())
+    ck.swiglu(x, g, u, kernel="stacked", config=config)  # refused when it is loaded
+    assert launches[-1][0] == "swiglu_stacked"
     ck.swiglu(x, g, u, early_weights=True)
     assert launches[-1][5].early_weights
     for t, words in (

@@ -307,9 +307,9 @@ def _counts(pair: Callable) -> str:
         raise Wrong(f"{setting}{ours.spill_bytes} bytes a thread are spilled.")
     most = sum(finished.mnemonics.values())
     total = sum(ours.mnemonics.values())
-    if total > most + 3 * results:
+    if total > most + 2 * results:
         raise Wrong(
-            f"{setting}{total} instructions, where the package has {most}: more than three a result too many. Without "
+            f"{setting}{total} instructions, where the package has {most}: more than two a result too many. Without "
             "fastmath=True exp2 also scales what would be a denormal; a constant factor is folded into the other."
         )
     return (
