@@ -19,6 +19,7 @@ CLOCK = 1.6e9  # Hz under load; only the comparison with the DRAM time depends o
 DRAM = 4.2e12  # bytes per second
 MULTIPLY = 2048  # fused multiply-adds per cycle and SM
 L2 = 55  # bytes per cycle and SM
+ENERGY = 0.005  # of equal cycles those with fewer bytes are better: a board at its power limit pays for bytes with its clock
 UNFUSED_FLOPS = 680e12  # per second, what cuBLAS reaches on large products of random data
 LAUNCH = 1.5e-6  # seconds between two kernels of a CUDA graph
 
@@ -31,7 +32,7 @@ def predicted_seconds(config: TileConfig, m: int, n: int, k: int, blocks: int, s
     columns = config.tile_n * blocks
     multiply = max(MMA_M, config.tile_m) * columns * 64 / MULTIPLY
     load = (config.tile_m / along_n + columns / along_m) * 64 * ELEMENT / L2
-    main = config.loops * -(-k // 64) * max(multiply, load)
+    main = config.loops * -(-k // 64) * max(multiply, load) * (1 + ENERGY * load / multiply)
     epilogue = 300 + config.tile_m * config.tile_n / (5 if config.pingpong else 10)  # of one consumer, of both together
     if config.pingpong:
         cycles = waves * max(main, (main + epilogue) / 2) + epilogue

@@ -147,7 +147,8 @@ def test_choice_follows_the_counts():
     assert few.tile_m == 64  # a 128-row tile would be half empty
     assert choose(configs, 1, 18944, 3584, 2, 132).tile_m == 16  # and rows beyond M are not free
     wide = choose(configs, 1024, 13824, 5120, 2, 132)
-    assert wide.tile_n == 72  # 12 waves of 72 columns instead of 14 of 64
+    assert wide.tile_n == 56  # 15 whole waves of 56 columns; 14 of 64 would be 13.1
+    assert choose(configs, 8192, 18944, 3584, 2, 132).tile_n >= 80  # of equal waves the wider tile: fewer bytes
     for config in configs:
         one = predicted_seconds(config, 4096, 4096, 4096, 2, 132)
         assert one < predicted_seconds(config, 8192, 4096, 4096, 2, 132)
