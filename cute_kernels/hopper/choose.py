@@ -33,7 +33,8 @@ def predicted_seconds(config: TileConfig, m: int, n: int, k: int, blocks: int, s
     multiply = max(MMA_M, config.tile_m) * columns * 64 / MULTIPLY
     load = (config.tile_m / along_n + columns / along_m) * 64 * ELEMENT / L2
     main = config.loops * -(-k // 64) * max(multiply, load) * (1 + ENERGY * load / multiply)
-    epilogue = 300 + config.tile_m * config.tile_n / (5 if config.pingpong else 10)  # of one consumer, of both together
+    outputs = config.tile_m * config.tile_n
+    epilogue = 300 + outputs / 5 if config.pingpong else 600 + outputs / 10  # of one consumer, of both together
     if config.pingpong:
         cycles = waves * max(main, (main + epilogue) / 2) + epilogue
     else:
