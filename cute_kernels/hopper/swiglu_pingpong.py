@@ -28,6 +28,8 @@ from .config import TileConfig
 from .gated import TwoWeights
 from .kernel import PLAIN, Variant
 
+PACKED_MOST = 160  # registers of both branches, packed: the compiler holds many values between SiLU and packing
+
 
 @dataclass(frozen=True)
 class TwoLoopConfig(TileConfig):
@@ -52,7 +54,12 @@ class TwoLoopConfig(TileConfig):
     def validate(self, b_parts: int = 1, majors: tuple[str, str] = ("k", "k")) -> "TwoLoopConfig":
         self.need(self.schedule == "pingpong", f"schedule is {self.schedule!r}, this kernel takes pingpong")
         self.need(isinstance(self.packed, bool), f"packed is {self.packed!r}, must be a bool")
-        return super().validate(b_parts, majors)
+        super().validate(b_parts, majors)
+        self.need(
+            not self.packed or self.accumulators(b_parts) <= PACKED_MOST,
+            f"{self.accumulators(b_parts)} registers of a packed gate and up, at most {PACKED_MOST} compile without spills",
+        )
+        return self
 
 
 CONFIGS = (

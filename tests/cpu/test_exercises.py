@@ -23,6 +23,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import from_dlpack
 
 from cute_kernels import lab
+from cute_kernels import reference as ck_reference
 from cute_kernels.hopper import scheduler
 from cute_kernels.lab import exercises
 from cute_kernels.lab.exercises import (
@@ -35,6 +36,9 @@ from cute_kernels.lab.exercises import (
     nb05,
     nb06,
     nb07,
+    nb08,
+    nb09,
+    nb10,
     regions,
 )
 from cute_kernels.lab.exercises.simulator import SCHEDULES, Barrier, Fault, Simulator, State, as_python, bounded
@@ -500,14 +504,146 @@ def test_the_schedules_of_07b_find_what_is_not_ordered():
     assert right > 5
 
 
+# What the checkers of notebooks 08 to 10 take for right, against the package's own
+
+
+@pytest.mark.parametrize("mistakes, right", [(nb10.MISTAKES, nb10.oai)], ids=["10a"])
+def test_mistakes_can_be_told_apart(mistakes, right):
+    """No mistake gives what is right, and none what another explanation is for."""
+    gate, up = (t.double() for t in nb10.values())
+    plain = ~((gate.abs() > 1e3) | (up.abs() > 1e3))
+    results = [("", right(gate, up)), *((why, wrong(gate, up)) for why, wrong in mistakes)]
+    for (why, one), (other, two) in itertools.combinations(results, 2):
+        assert why == other or not nb10._same(one, two, gate)[plain].all(), (why, other)
+
+
+def test_the_cpu_has_the_special_values_of_the_gpu():
+    """10a's stand-ins: FMNMX takes the other operand of a NaN, or, with nan=True, the NaN; rcp(inf) is 0."""
+
+    def least(a, b):
+        return cute.arch.fmin(a, b)
+
+    def least_nan(a, b):
+        return cute.arch.fmin(a, b, nan=True)
+
+    def most(a, b):
+        return cute.arch.fmax(a, b)
+
+    def most_nan(a, b):
+        return cute.arch.fmax(a, b, nan=True)
+
+    def tail(a, b):
+        return cute.arch.rcp_approx(cute.math.exp2(a, fastmath=True)) + b
+
+    nan, inf = float("nan"), float("inf")
+    a, b = torch.tensor([nan, 1.0, nan, -inf, 1000.0]), torch.tensor([1.0, nan, nan, 3.0, 0.0])
+    for function, want in (
+        (least, torch.fmin(a, b)),
+        (least_nan, torch.minimum(a, b)),
+        (most, torch.fmax(a, b)),
+        (most_nan, torch.maximum(a, b)),
+        (tail, torch.tensor([nan, nan, nan, inf, 0.0])),
+    ):
+        assert torch.equal(nb10.on_cpu(function, a, b).nan_to_num(nan=-7), want.nan_to_num(nan=-7)), function.__name__
+
+
+def test_10a_wants_what_the_package_has():
+    gate, up = nb10.values()
+    want = ck_reference.GATED["swiglu_oai"](gate.double(), up.double())
+    assert torch.equal(nb10.oai(gate.double(), up.double()).nan_to_num(nan=-1), want.nan_to_num(nan=-1))
+
+
+def test_the_maps_of_10b_are_those_of_the_epilogue():
+    """Against the formulas of hopper/visitor.py and of the notebook, for the whole warp group."""
+    for columns in (16, 64):
+        assert nb10.cute_map(columns) == [[nb10.accumulator(t, i) for i in range(columns // 2)] for t in range(128)]
+        found = nb10.pairs(columns)
+        for t, v in itertools.product(range(128), range(columns // 2)):
+            warp, lane = t // 32, t % 32
+            assert found[t][v] == (16 * warp + lane // 4 + 8 * (v % 2), 4 * (v // 2) + lane % 4)
+
+
+def test_the_order_of_loads_of_09a_is_kernel_1s():
+    """gate of t, gate of t + 1, up of t, up of t + 1, as `SwigluPingpong.produce` loops, for any number of tiles."""
+    for tiles in range(1, 8):
+        order = [
+            (tile, part)
+            for index in range(0, tiles, 2)
+            for part in range(2)
+            for tile in range(index, min(tiles, index + 2))
+        ]
+        cta = nb09.TwoTurns(SCHEDULES[0], tiles, 1)
+        assert cta.loops == order
+        follows = {(tile, part): cta.behind(tile, part) for tile, part in order}
+        assert [loop for loop in follows.values() if loop] == [
+            b for a, b in itertools.pairwise(order) if a[0] % 2 != b[0] % 2
+        ]
+
+
+def test_09b_reads_spills():
+    assert nb09.spills(128, 96, "fp32") == (0, nb09.spills(128, 96, "packed")[1])
+    spilled, waits = nb09.spills(128, 128, "fp32")
+    assert spilled > 0 and waits > nb09.spills(128, 96, "fp32")[1], "ptxas serialises the WGMMAs"
+
+
+def test_08b_sees_what_allocates():
+    x, w = torch.randn(3, 8), torch.randn(16, 8)
+    with nb08.Watch() as seen:
+        both = torch.nn.functional.linear(x, w)
+        both.unflatten(-1, (-1, 2, 4)).unbind(-2)
+        both[:, :8].contiguous()
+    assert seen.products == [(3, 16)]
+    assert [name for name, shape in seen.allocated if name not in nb08.PRODUCTS] == ["clone"]
+
+
+def test_the_child_packs_the_weights_of_10a(monkeypatch, capsys):
+    import pandas as pd
+
+    launched = []
+
+    def swiglu(kernel, name, expected, tile):
+        x, gate, up = torch.randn(2, 8), torch.randn(8, 8), torch.randn(8, 8)
+        kernel(x, gate, up, "out")
+        assert torch.equal(expected(x, gate, up), ck_reference.swiglu(x, gate, up, activation="swiglu_oai"))
+        assert torch.equal(launched[0][1][1::2], up)
+        return pd.DataFrame({"relative error": [0.001]})
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "G")
+    monkeypatch.setattr(lab.bench, "launcher", lambda compiled: lambda *tensors: launched.append(tensors))
+    monkeypatch.setattr(lab.check, "swiglu", swiglu)
+    nb10.judge_pairs("10a", lambda gate, up: gate * up)
+    verdict = json.loads(capsys.readouterr().out.removeprefix(harness.MARK))
+    assert verdict["wrong"] is None and verdict["shapes"] == 1
+
+
+def test_the_child_runs_kernel_1_with_every_number_of_tiles(monkeypatch, capsys):
+    import pandas as pd
+
+    def swiglu(kernel, name, shapes, tile):
+        assert {n // tile[1] for _, n, _ in shapes} >= {1, 2, 3, 66, 199}
+        return pd.DataFrame({"relative error": [0.001] * len(shapes)})
+
+    config = SimpleNamespace(tile_m=128, tile_n=96, cluster=(2, 1), stages=7)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "G")
+    monkeypatch.setattr(harness, "fused", lambda exercise, answer: SimpleNamespace(config=config))
+    monkeypatch.setattr(lab.check, "swiglu", swiglu)
+    harness.judge_fused("09a", simulated)
+    verdict = json.loads(capsys.readouterr().out.removeprefix(harness.MARK))
+    assert verdict["wrong"] is None and verdict["shapes"] > 20
+
+
 @pytest.mark.parametrize(
     "name, says",
     [
         ("06a_whose_turn", r"begins with tile 3\n.*HANG: .*consumer 2 waits for ever in a wait for the full barrier"),
         ("06b_many_k_tiles", r" 5 k-tiles, K =  320: right\n.* 6 k-tiles, K =  384: \d wrong, \d hang"),
+        (
+            "09a_whose_turn_twice",
+            r"activates 2\n +waits for a turn\nHANG: .*consumer 1 waits for ever in bar.sync on named barrier 3",
+        ),
         ("07b_store_ring", r"at once  .* right\n.*fenced  .* 5 wrong\n.*late as it may  .* 3 wrong"),
     ],
-    ids=["06a", "06b", "07b"],
+    ids=["06a", "06b", "09a", "07b"],
 )
 def test_debugging_exercises_show_their_symptom(name, says):
     (found,) = run_in_child([code_cells(FOLDER / f"{name}.ipynb")])

@@ -1,7 +1,8 @@
 """Whole kernels around a learner's function: compiled for sm_90a here, run on a GPU in a child process.
 
 out = a @ b.T in bf16. Up to notebook 04 (`GEMMS`) one output tile per CTA, TMA loads, WGMMA, predicated stores from
-registers; from notebook 05 on (`FINISHED`) the finished persistent gemm. What an exercise asks for is passed in;
+registers; from notebook 05 on (`FINISHED`) the finished persistent gemm, in notebook 09 (`FUSED`) a finished SwiGLU
+kernel. What an exercise asks for is passed in;
 everything else is the package's own (hopper.tiles, hopper.mainloop, hopper.kernel).
 """
 
@@ -30,6 +31,7 @@ from ...hopper.config import TileConfig
 from ...hopper.epilogue_registers import store_predicated
 from ...hopper.gemm import Gemm
 from ...hopper.kernel import Variant
+from ...hopper.swiglu_pingpong import SwigluPingpong
 from . import NotRun, Wrong, file_of
 
 TILE_M = 128
@@ -271,6 +273,46 @@ class ByHand(InTurn):
         in_turn(group, walk.first, walk.step, walk.tiles, skip, state, multiply, store)
 
 
+class InTwoTurns(SwigluPingpong):
+    """The finished Kernel-1, whose consumers follow a learner's protocol of two turns for a tile:
+    consumer(group, first, step, tiles, k_tiles, state, gate, activate, up, store)."""
+
+    def __init__(self, consumer: Callable, *arguments: Any):
+        super().__init__(*arguments)
+        self.consumer = consumer
+
+    @cute.jit
+    def consume(self, ring, walk, k_tiles, group, lane, sA, sB, slots, store, tma_out, operands, events):
+        mma, up, frag_a, frag_b = self.accumulator(group, sA, sB)
+        gate = cute.make_rmem_tensor(up.shape, cutlass.Float32)
+        held = cute.make_rmem_tensor((cute.size(up) // 2,), Int32) if self.config.packed else gate
+        out = self.output(group, lane, slots, store, tma_out, operands)
+        log, written = self.trace.begin(events, self.cta(walk), 1 + group)
+
+        def multiply_gate(index, state):
+            return mainloop.issue(ring, state, k_tiles, mma, gate, frag_a, frag_b)
+
+        def activate(index, done):
+            m, n = self.tile(walk, index)
+            mainloop.finish(ring, done)
+            self.activate(gate, held, operands, lane, m, n, out.shape)
+
+        def multiply_up(index, state):
+            return mainloop.issue(ring, state, k_tiles, mma, up, frag_a, frag_b)
+
+        def store_tile(index, done):
+            m, n = self.tile(walk, index)
+            mainloop.finish(ring, done)
+            self.store_tile((held, up), m, n, out, log, written)
+
+        state = mainloop.consumer_state(self.config.stages)
+        self.follow(group, walk, k_tiles, state, multiply_gate, activate, multiply_up, store_tile)
+        epilogue.drain(lane)
+
+    def follow(self, group, walk, k_tiles, state, gate, activate, up, store):
+        self.consumer(group, walk.first, walk.step, walk.tiles, k_tiles, state, gate, activate, up, store)
+
+
 class BySlab(Gemm):
     """The finished gemm, its slabs stored by a learner's protocol:
     store_slab(warp, slot, in_ring, wait_stores, sync, write, fence, send)."""
@@ -374,6 +416,16 @@ def finished(exercise: str, answer: Callable) -> Compiled:
         return spec.compile(CONFIG)
 
 
+def fused(exercise: str, answer: Callable) -> Compiled:
+    """Compile the finished SwiGLU kernel with a learner's function in it, for sm_90a."""
+    from ...registry import get
+
+    name, factory = FUSED[exercise]
+    spec = dataclasses.replace(get(name), factory=functools.partial(factory, answer))
+    with refusals():
+        return spec.compile()
+
+
 def with_tree(tree: visitor.Node) -> Compiled:
     """Compile the finished gemm with an epilogue tree, for sm_90a."""
     from ...registry import get
@@ -414,6 +466,17 @@ def run_on_gpu(exercise: str, answer: Callable, hint: str) -> Iterator[Any]:
         yield NotRun("the numbers: running the kernel over odd shapes needs a Hopper GPU")
         return
     verdict = in_child("harness.judge", exercise, answer, "On the GPU", hint)
+    yield f"{verdict['shapes']} shapes on {verdict['gpu']}: worst relative error {verdict['worst']:.2g}"
+
+
+def run_fused_on_gpu(exercise: str, answer: Callable, hint: str) -> Iterator[Any]:
+    """As `run_on_gpu`, for a SwiGLU kernel."""
+    from .. import HAS_GPU
+
+    if not HAS_GPU:
+        yield NotRun("the numbers: running the kernel over odd shapes needs a Hopper GPU")
+        return
+    verdict = in_child("harness.judge_fused", exercise, answer, "On the GPU", hint)
     yield f"{verdict['shapes']} shapes on {verdict['gpu']}: worst relative error {verdict['worst']:.2g}"
 
 
@@ -458,6 +521,9 @@ TILE_COUNTS = (
     (11 * 256, 5 * 128, 64),
 )
 
+#: The SwiGLU kernel of an exercise, and where it takes the answer.
+FUSED: dict[str, tuple[str, Callable[..., Any]]] = {"09a": ("swiglu_pingpong", InTwoTurns)}
+
 #: The harness of each exercise that has a kernel of its own.
 GEMMS: dict[str, Callable[[Callable], TileGemm]] = {
     "02a": OneStage,
@@ -484,6 +550,27 @@ def judge(exercise: str, answer: Callable) -> None:
     verdict = {"wrong": None, "gpu": torch.cuda.get_device_name()}
     try:
         table = check.gemm(kernel, f"exercise {exercise}", **more)
+        verdict.update(shapes=len(table), worst=float(table["relative error"].max()))
+    except check.CheckFailed as why:
+        verdict["wrong"] = str(why)
+    tell(verdict)
+
+
+def judge_fused(exercise: str, answer: Callable) -> None:
+    """As `judge`, for a SwiGLU kernel: odd shapes, and CTAs with one to four tiles, K shorter and longer than the ring."""
+    import torch
+
+    from .. import bench, check
+
+    os.environ.pop(bench.RECORD, None)
+    compiled = fused(exercise, answer)
+    c = compiled.config
+    rows, columns = c.tile_m * c.cluster[0], c.tile_n * c.cluster[1]
+    counts = [(rows, columns * t, 64 * k) for t in (1, 2, 3, 65, 66, 67, 132, 133, 198, 199) for k in (1, c.stages + 1)]
+    verdict = {"wrong": None, "gpu": torch.cuda.get_device_name()}
+    try:
+        shapes = (*check.ODD_SHAPES, *counts)
+        table = check.swiglu(bench.launcher(compiled), f"exercise {exercise}", shapes=shapes, tile=(c.tile_m, c.tile_n))
         verdict.update(shapes=len(table), worst=float(table["relative error"].max()))
     except check.CheckFailed as why:
         verdict["wrong"] = str(why)

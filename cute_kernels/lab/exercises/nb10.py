@@ -1,4 +1,4 @@
-"""Checkers of the exercises of notebook 10: the pair function of another gated activation, and the map of the half-width epilogue."""
+"""Checkers of the exercises of notebook 10: another gated activation, and the map of the half-width epilogue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,32 @@ from .simulator import _Names, _rebound
 
 LIMIT, SCALE = 7.0, 1.702
 INF, NAN, HUGE = math.inf, math.nan, 3e38
-GATES = (-INF, -HUGE, -1e4, -52, -40, -20, -10, -7.5, -7, -3, -1, -0.4, -1e-3, -0.0, 0, 1e-3, 0.6, 2, 6.9, 7, 7.1, 9, HUGE, INF)
+GATES = (
+    -INF,
+    -HUGE,
+    -1e4,
+    -52,
+    -40,
+    -20,
+    -10,
+    -7.5,
+    -7,
+    -3,
+    -1,
+    -0.4,
+    -1e-3,
+    -0.0,
+    0,
+    1e-3,
+    0.6,
+    2,
+    6.9,
+    7,
+    7.1,
+    9,
+    HUGE,
+    INF,
+)
 UPS = (-INF, -HUGE, -30, -7.25, -7, -5, -1.5, -1, -0.2, 0, 0.4, 3, 6.5, 7, 7.5, 100, HUGE, INF)
 
 
@@ -56,12 +81,14 @@ def lost(x: torch.Tensor) -> torch.Tensor:
 #: (explanation, what computes so): functions of the gate and the up that PyTorch has in fp64
 MISTAKES: tuple[tuple[str, Callable], ...] = (
     (
-        "The up branch loses a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and fmax keep "
+        "The up branch loses a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and "
+        "fmax keep "
         "it with nan=True.",
         lambda g, u: above(g) * sigmoid(above(g)) * (torch.where(u.isnan(), LIMIT, both(u)) + 1),
     ),
     (
-        "The up branch loses a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and fmax keep "
+        "The up branch loses a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and "
+        "fmax keep "
         "it with nan=True.",
         lambda g, u: above(g) * sigmoid(above(g)) * (torch.where(u.isnan(), -LIMIT, both(u)) + 1),
     ),
@@ -71,12 +98,14 @@ MISTAKES: tuple[tuple[str, Callable], ...] = (
         lambda g, u: lost(g) * sigmoid(lost(g)) * (both(u) + 1),
     ),
     (
-        "Both branches lose a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and fmax keep "
+        "Both branches lose a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and "
+        "fmax keep "
         "it with nan=True.",
         lambda g, u: lost(g) * sigmoid(lost(g)) * (torch.where(u.isnan(), LIMIT, both(u)) + 1),
     ),
     (
-        "Both branches lose a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and fmax keep "
+        "Both branches lose a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and "
+        "fmax keep "
         "it with nan=True.",
         lambda g, u: lost(g) * sigmoid(lost(g)) * (torch.where(u.isnan(), -LIMIT, both(u)) + 1),
     ),
@@ -153,7 +182,10 @@ def _check_written(pair: Callable) -> None:
     """The function stands in the learner's cell, and takes nothing finished."""
     if file_of(pair) == file_of(oai) or "cute_kernels" in (python(pair).__module__ or ""):
         raise Wrong("That is a function of the package. Write it in the cell, from ex2 and rcp.")
-    tree = ast.parse(textwrap.dedent(inspect.getsource(python(pair))))
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(python(pair))))
+    except (OSError, TypeError, SyntaxError):
+        raise Wrong("It has no source that can be read: write it as a function, in a cell.") from None
     if any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(tree)):
         raise Wrong("Imports stand at the top of the cell; what is needed is imported there already.")
     for name, value in python(pair).__globals__.items():
@@ -174,7 +206,15 @@ def on_cpu(pair: Callable, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor
 
     out = torch.zeros_like(gate)
     tensors = [from_dlpack(t) for t in (gate, up, out)]
-    harness.compile_for_cpu(on_host, *tensors)(*tensors)
+    try:
+        harness.compile_for_cpu(on_host, *tensors)(*tensors)
+    except Wrong as why:
+        if "DYNAMIC_TO_STATIC" not in str(why):
+            raise
+        raise Wrong(
+            "gate and up are values of the run: Python cannot decide by them, with an `if` or with its own min and max. "
+            "cute.arch.fmin and fmax are instructions, and so is cutlass.select_(condition, a, b)."
+        ) from None
     return out
 
 
@@ -204,7 +244,9 @@ def _for_cpu(function: Callable) -> Callable:
     arch = _OnCpu("cute.arch", fmin=least, fmax=most, rcp_approx=reciprocal, exp2=exp2)
     maths = _OnCpu("cute.math", exp2=exp2)
     new_cute = _OnCpu("cute", arch=arch, math=maths, jit=lambda f: f, Float32=Float32)
-    kept = {name: getattr(cutlass, name) for name in ("Float32", "Int32", "Boolean", "select_", "min", "max", "const_expr")}
+    kept = {
+        name: getattr(cutlass, name) for name in ("Float32", "Int32", "Boolean", "select_", "min", "max", "const_expr")
+    }
     stand_in = {
         id(cutlass): _OnCpu("cutlass", cute=new_cute, **kept),
         id(cute): new_cute,
@@ -233,7 +275,9 @@ class _OnCpu(_Names):
         if name.startswith("__"):
             raise AttributeError(name)
         if name == "exp":
-            raise Wrong("The special function is 2^x, cute.math.exp2: e^x = 2^(x log2 e), and log2 e joins the other constant.")
+            raise Wrong(
+                "The special function is 2^x, cute.math.exp2: e^x = 2^(x log2 e), and log2 e joins the other constant."
+            )
         known = ", ".join(key for key in self.__dict__ if key != "_path")
         raise Wrong(f"{self._path}.{name} is not needed here; what is needed of {self._path}: {known or 'nothing'}.")
 
@@ -243,9 +287,10 @@ def _binary(operation: Callable, a: Any, b: Any) -> Float32:
 
 
 def _same(got: torch.Tensor, want: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Which values agree: to fp32 rounding, that of the exponent included, and NaN only with NaN."""
+    """Which values agree: to fp32 rounding of the gate's branch, that of the exponent included, and NaN only with NaN."""
     room = 1e-6 + 1.5e-7 * SCALE * math.log2(math.e) * gate.abs().clamp(max=64).nan_to_num()
-    near = (got - want).abs() <= room * want.abs() + 1e-36
+    branch = (above(gate) * sigmoid(above(gate))).abs().nan_to_num()
+    near = (got - want).abs() <= room * torch.maximum(want.abs(), branch) + 1e-36
     return near | (got == want) | (got.isnan() & want.isnan())
 
 
@@ -271,10 +316,13 @@ def _check_values(got: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> No
         )
     if (gate[wrong] < 0).all():
         raise Wrong(
-            text + "Only the tail is wrong, where the sigmoid is small: it cancels. 1 - s(-x) is a difference of numbers near 1; "
+            text
+            + "Only the tail is wrong, where the sigmoid is small: it cancels. 1 - s(-x) is a difference of numbers near 1; "
             "rcp(1 + 2^-x) is none."
         )
-    raise Wrong(text + "Take it from the inside out: clamp, scale, ex2, + 1, rcp, the product with the gate, with up + 1.")
+    raise Wrong(
+        text + "Take it from the inside out: clamp, scale, ex2, + 1, rcp, the product with the gate, with up + 1."
+    )
 
 
 def _counts(pair: Callable) -> str:
@@ -302,7 +350,9 @@ def _counts(pair: Callable) -> str:
             "sigmoid has one ex2."
         )
     if found["MUFU.RCP"] != results:
-        raise Wrong(f"{setting}{found['MUFU.RCP']} MUFU.RCP, and one for each would do: one sigmoid has one reciprocal.")
+        raise Wrong(
+            f"{setting}{found['MUFU.RCP']} MUFU.RCP, and one for each would do: one sigmoid has one reciprocal."
+        )
     if ours.spill_bytes:
         raise Wrong(f"{setting}{ours.spill_bytes} bytes a thread are spilled.")
     most = sum(finished.mnemonics.values())
@@ -313,7 +363,8 @@ def _counts(pair: Callable) -> str:
             "fastmath=True exp2 also scales what would be a denormal; a constant factor is folded into the other."
         )
     return (
-        f"in the interleaved kernel for sm_90a: {found['MUFU.EX2']} ex2, {found['MUFU.RCP']} rcp and no CALL for {results} results a "
+        f"in the interleaved kernel for sm_90a: {found['MUFU.EX2']} ex2, {found['MUFU.RCP']} rcp and no CALL for "
+        f"{results} results a "
         f"thread, {total} instructions in all (the package's own: {most}), nothing spilled"
     )
 
@@ -370,9 +421,8 @@ def cute_map(columns: int) -> list[list[tuple[int, int]]]:
     def probe():
         mma = tiles.tiled_mma(cutlass.BFloat16, columns)
         identity = cute.make_identity_tensor((64, columns))
-        for t in cutlass.range_constexpr(128):
-            part = mma.get_slice(t).partition_C(identity)
-            found.append([tuple(part[v]) for v in range(cute.size(part))])
+        parts = [mma.get_slice(t).partition_C(identity) for t in range(128)]  # a comprehension stays Python
+        found.extend([tuple(part[v]) for v in range(cute.size(part))] for part in parts)
 
     probe()
     return found
@@ -420,7 +470,9 @@ def _integers(answer: Any, names: str, question: str) -> tuple[int, int]:
 def _check_places(place: Callable, columns: int) -> None:
     want = pairs(columns)
     results = range(columns // 2)
-    got = {(t, v): _integers(place(t, v), "row, column", f"thread {t}, result {v}") for t in range(128) for v in results}
+    got = {
+        (t, v): _integers(place(t, v), "row, column", f"thread {t}, result {v}") for t in range(128) for v in results
+    }
     wrong = [(t, v) for t, v in got if got[t, v] != want[t][v]]
     if not wrong:
         return
@@ -444,7 +496,8 @@ def _owners(got: dict[tuple[int, int], tuple[int, int]], columns: int) -> str:
     if twice := sorted(element for element, who in owners.items() if len(who) > 1):
         (t0, v0), (t1, v1) = owners[twice[0]][:2]
         told.append(
-            f"{_elements(len(twice))} written more than once, such as {twice[0]}: by thread {t0}, result {v0}, and by thread {t1}, "
+            f"{_elements(len(twice))} written more than once, such as {twice[0]}: by thread {t0}, result {v0}, and by "
+            f"thread {t1}, "
             f"result {v1}"
         )
     if missing := sorted(inside - set(owners)):
@@ -515,7 +568,8 @@ def _check_partners(partners: Callable, block: int, columns: int) -> None:
                     continue
                 name, number = rows[column]
                 text = (
-                    f"{setting}result {v} of thread {t} is element {plain[t][v]}; you take accumulator {i} for its {part}, which is "
+                    f"{setting}result {v} of thread {t} is element {plain[t][v]}; you take accumulator {i} for its "
+                    f"{part}, which is "
                     f"{name} {number} of row {row}. {_explain_partners(got, block)}"
                 )
                 raise Wrong(f"{text} {_users(got, columns)}".strip())
@@ -530,7 +584,11 @@ def _users(got: list[tuple[int, int]], columns: int) -> str:
     told = []
     if twice := sorted(i for i, who in users.items() if len(who) > 1):
         first, second = users[twice[0]][:2]
-        told.append(f"accumulator {twice[0]} is in results {first} and {second}" if first != second else f"result {first} uses {twice[0]} twice")
+        told.append(
+            f"accumulator {twice[0]} is in results {first} and {second}"
+            if first != second
+            else f"result {first} uses {twice[0]} twice"
+        )
     if missing := sorted(set(range(columns)) - set(users)):
         told.append(f"{len(missing)} accumulators are in none, such as {missing[0]}")
     return f"In yours {' and '.join(told)}." if told else ""
