@@ -6,6 +6,7 @@ microseconds with inputs that rotate through more than L2; only ratios within on
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,29 +30,35 @@ AUTO = "auto"
 UNFUSED = ("eager", "torch.compile", "stacked + pointwise")
 
 
+#: what the tables call a contender
+NAMES = {
+    "gemm": "bare GEMM",
+    "swiglu_pingpong": "Kernel-1",
+    "swiglu_interleaved": "Kernel-2",
+    "swiglu_stacked": "stacked",
+}
+
+
 @dataclass(frozen=True)
 class Inputs:
-    """One set of inputs of a SwiGLU benchmark. both (2N, K): rows of gate, then of up; gate and up are views of it. packed: the
-    same rows in turn."""
+    """One set of inputs of a SwiGLU benchmark: x (M, K); both (2N, K), rows of gate and then of up; out (M, N)."""
 
     x: torch.Tensor
-    gate: torch.Tensor
-    up: torch.Tensor
     both: torch.Tensor
-    packed: Interleaved
     out: torch.Tensor
 
+    @property
+    def gate(self) -> torch.Tensor:
+        return self.both[: self.out.shape[1]]
 
-def make_inputs(m: int, n: int, k: int) -> Inputs:
-    """Random bf16 inputs whose pre-activations are of order 1."""
-    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    both = (torch.randn(2 * n, k, device="cuda") / math.sqrt(k)).bfloat16()
-    gate, up = both[:n], both[n:]
-    return Inputs(x, gate, up, both, interleave(gate, up), x.new_empty(m, n))
+    @property
+    def up(self) -> torch.Tensor:
+        return self.both[self.out.shape[1] :]
 
-
-def eager(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
-    return F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)
+    @functools.cached_property
+    def packed(self) -> Interleaved:
+        """gate and up in turn; made when it is first asked for, in the run that warms up."""
+        return interleave(self.gate, self.up)
 
 
 def _pointwise(y: torch.Tensor) -> torch.Tensor:
@@ -62,10 +69,10 @@ def _pointwise(y: torch.Tensor) -> torch.Tensor:
 def swiglu_contenders(compiled: bool = True, fused: bool = True) -> dict[str, Callable[[Inputs], torch.Tensor]]:
     """name -> function of `Inputs`. "gemm" is the bare cuBLAS GEMM of the same size, no contender. compiled: torch.compile among
     them; fused: every kernel of ours by itself, not only what "auto" picks."""
-    found: dict[str, Callable[[Inputs], torch.Tensor]] = {"eager": lambda s: eager(s.x, s.gate, s.up)}
+    found: dict[str, Callable[[Inputs], torch.Tensor]] = {"eager": lambda s: reference.eager(s.x, s.gate, s.up)}
     if compiled:
         torch._dynamo.config.recompile_limit = 1024
-        whole, pointwise = torch.compile(eager, dynamic=False), torch.compile(_pointwise, dynamic=False)
+        whole, pointwise = torch.compile(reference.eager, dynamic=False), torch.compile(_pointwise, dynamic=False)
         found["torch.compile"] = lambda s: whole(s.x, s.gate, s.up)
         found["stacked + pointwise"] = lambda s: pointwise(F.linear(s.x, s.both))
     found["gemm"] = lambda s: F.linear(s.x, s.both)
@@ -82,7 +89,9 @@ def time_swiglu(model: str, m: int, contenders: dict[str, Callable], rounds: int
     from .lab import bench
 
     k, n = QWEN25[model]
-    sets = bench.input_sets(lambda: make_inputs(m, n, k), bytes_per_set=2 * (2 * n * k + m * k + m * n), most=8)
+    sets = bench.input_sets(
+        lambda: Inputs(*bench.swiglu_operands(m, n, k)), bytes_per_set=2 * (2 * n * k + m * k + m * n), most=8
+    )
     first = sets[0]
     ref = reference.swiglu(first.x, first.gate, first.up)
     row: dict[str, Any] = {"model": model, "M": m, "N": n, "K": k, "sets": len(sets), "error": {}, "off": {}}
@@ -94,8 +103,7 @@ def time_swiglu(model: str, m: int, contenders: dict[str, Callable], rounds: int
             del out
     del ref
     times = bench.turns({name: [lambda s=s, fn=fn: fn(s) for s in sets] for name, fn in contenders.items()}, rounds)
-    row["us"] = {name: round(t.median_us, 2) for name, t in times.items()}
-    row["spread"] = {name: round(t.spread, 4) for name, t in times.items()}
+    row.update(bench.figures(times))
     row["configs"] = {
         spec.name: launching.chosen(spec.name, m, n, k, first.x.device).name for spec in kernels() if spec.gated
     }
@@ -132,8 +140,7 @@ def time_gemm(m: int, n: int, k: int, rounds: int = 7) -> dict[str, Any]:
     return {
         "size": [m, n, k],
         "config": config.name,
-        "us": {name: round(t.median_us, 2) for name, t in times.items()},
-        "spread": {name: round(t.spread, 4) for name, t in times.items()},
+        **bench.figures(times),
     }
 
 

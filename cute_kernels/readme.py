@@ -7,17 +7,11 @@ import re
 from collections.abc import Callable
 
 from . import evidence, records
-from .benchmark import AUTO, DECODE_ROWS, PREFILL_ROWS, speedup, summaries, summary, swiglu_rows
+from .benchmark import AUTO, DECODE_ROWS, NAMES, PREFILL_ROWS, speedup, summaries, summary, swiglu_rows
 from .registry import kernels
 
 README = records.ROOT / "README.md"
 PICTURE = "ladder.png"
-NAMES = {
-    "gemm": "bare GEMM",
-    "swiglu_pingpong": "Kernel-1",
-    "swiglu_interleaved": "Kernel-2",
-    "swiglu_stacked": "stacked",
-}  # of contenders, in the table
 
 
 def _stamped(record: dict) -> str:

@@ -274,7 +274,7 @@ class WarpSpecializedGemm:
                 written = self.trace.mark(log, written, trace.WAIT, writes)
                 ring.producer_acquire(state)
                 written = self.trace.mark(log, written, trace.LOAD, writes)
-                self.send_a(ring, state, load_a, from_a, to_a, m, k, mask_a)
+                self.send(ring, state, load_a, from_a, to_a, state.index, m, k, mask_a)
                 self.send_b(ring, state, loads_b, parts, walk.rank_m, n, k, mask_b)
                 state.advance()
             ahead = Int32(0)
@@ -345,25 +345,23 @@ class WarpSpecializedGemm:
             state.advance()
         self.await_predecessor()
         for k in cutlass.range(ahead, unroll=1):
-            self.send_a(ring, late, load_a, from_a, to_a, m, k, mask_a)
+            self.send(ring, late, load_a, from_a, to_a, late.index, m, k, mask_a)
             late.advance()
         return state, ahead
 
     @cute.jit
-    def send_a(self, ring, state, load, source, target, m, k, mask):
-        """Load k-tile k of A's row tile m into the stage that `state` names."""
+    def send(self, ring, state, load, source, target, slot, row, k, mask):
+        """Load k-tile k of an operand's row tile into slot number `slot` of its ring; the barrier is that of `state`'s stage."""
         full = ring.producer_get_barrier(state)
-        cute.copy(load, source[None, m, k], target[None, state.index], tma_bar_ptr=full, mcast_mask=mask)
+        cute.copy(load, source[None, row, k], target[None, slot], tma_bar_ptr=full, mcast_mask=mask)
 
     @cute.jit
     def send_b(self, ring, state, loads, parts, rank_m, n, k, mask):
         """Load k-tile k of every B operand's row tile n, or, of two that a column of CTAs shares, this CTA's one."""
-        full = ring.producer_get_barrier(state)
         for p in cutlass.range_constexpr(self.b_parts):
             target, source = parts[p]
             if not self.halves or rank_m == p:
-                slot = state.index * self.b_parts + p
-                cute.copy(loads[p], source[None, n, k], target[None, slot], tma_bar_ptr=full, mcast_mask=mask)
+                self.send(ring, state, loads[p], source, target, state.index * self.b_parts + p, n, k, mask)
 
     @cute.jit
     def mark_multiply(self, ring, state, log, written, lane):

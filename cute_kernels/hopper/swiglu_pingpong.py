@@ -100,18 +100,13 @@ class SwigluPingpong(TwoWeights):
                         written = self.trace.mark(log, written, trace.WAIT, writes)
                         ring.producer_acquire(state)
                         written = self.trace.mark(log, written, trace.LOAD, writes)
-                        self.send_a(ring, state, load_a, from_a, to_a, m, k, mask_a)
-                        self.send_part(ring, state, loads_b[part], parts[part], n, k, mask_b)
+                        self.send(ring, state, load_a, from_a, to_a, state.index, m, k, mask_a)
+                        to_b, from_b = parts[part]
+                        self.send(ring, state, loads_b[part], from_b, to_b, state.index, n, k, mask_b)
                         state.advance()
         written = self.trace.mark(log, written, trace.WAIT, writes)
         ring.producer_tail(state)
         written = self.trace.mark(log, written, trace.IDLE, writes)
-
-    @cute.jit
-    def send_part(self, ring, state, load, part, n, k, mask):
-        target, source = part
-        full = ring.producer_get_barrier(state)
-        cute.copy(load, source[None, n, k], target[None, state.index], tma_bar_ptr=full, mcast_mask=mask)
 
     @cute.jit
     def consume(self, ring, walk, k_tiles, group, lane, sA, sB, slots, store, tma_out, operands, events):

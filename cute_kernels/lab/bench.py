@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import records
+from .. import records, reference
 from ..device import max_clusters
 from ..models import QWEN25
 from . import style
@@ -39,6 +39,14 @@ class Timing:
         middle = statistics.median(samples)
         low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else (middle, middle, middle)
         return cls(middle, (high - low) / middle, tuple(samples))
+
+
+def figures(times: dict[str, Timing]) -> dict[str, dict[str, float]]:
+    """What a record keeps of `turns`: "us", medians, and "spread" by contender."""
+    return {
+        "us": {name: round(t.median_us, 2) for name, t in times.items()},
+        "spread": {name: round(t.spread, 4) for name, t in times.items()},
+    }
 
 
 class CaptureError(RuntimeError):
@@ -149,6 +157,13 @@ def operands(m: int, n: int, k: int) -> list[torch.Tensor]:
     return [a, b, a.new_empty(m, n)]
 
 
+def swiglu_operands(m: int, n: int, k: int) -> list[torch.Tensor]:
+    """Random bf16 x (m, k), rows of gate and then of up (2n, k), whose pre-activations are of order 1, and an output (m, n)."""
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    both = (torch.randn(2 * n, k, device="cuda") / math.sqrt(k)).bfloat16()
+    return [x, both, x.new_empty(m, n)]
+
+
 def size_name(size: Sequence[int]) -> str:
     """ "4096³" or "4096 x 9728 x 896"."""
     return f"{size[0]}³" if len(set(size)) == 1 else " x ".join(map(str, size))
@@ -198,7 +213,7 @@ def gemm_row(
         sets = input_sets(lambda shape=shape: operands(*shape), 2 * (m * k + n * k + m * n), most=4)
         contenders = {"cuBLAS": lambda a, b, out: torch.mm(a, b.T, out=out), step: kernel, **(beside or {})}
         times = turns({who: [lambda s=s, f=f: f(*s) for s in sets] for who, f in contenders.items()})
-        rows.append({"size": list(shape), "us": {who: round(t.median_us, 2) for who, t in times.items()}})
+        rows.append({"size": list(shape), "us": figures(times)["us"]})
         del sets
     record = {"step": step, "ceiling_tflops": top, "rows": rows}
     keep(name, record)
@@ -223,13 +238,12 @@ def swiglu_row(step: str, contenders: dict[str, Callable], shapes: Sequence[tupl
             k, n = QWEN25[model]
 
             def make(m=m, n=n, k=k) -> tuple:
-                x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-                both = (torch.randn(2 * n, k, device="cuda") / math.sqrt(k)).bfloat16()
-                return both, (x, both[:n], both[n:], x.new_empty(m, n))
+                x, both, out = swiglu_operands(m, n, k)
+                return both, (x, both[:n], both[n:], out)
 
             sets = input_sets(make, 2 * (2 * n * k + m * k + m * n), most=8)
             calls = {
-                "eager": [lambda s=s: F.silu(F.linear(s[0], s[1])) * F.linear(s[0], s[2]) for _, s in sets],
+                "eager": [lambda s=s: reference.eager(*s[:3]) for _, s in sets],
                 "cuBLAS, no activation": [lambda b=b, s=s: F.linear(s[0], b) for b, s in sets],
             }
             for who, f in contenders.items():
@@ -239,8 +253,7 @@ def swiglu_row(step: str, contenders: dict[str, Callable], shapes: Sequence[tupl
                     calls[who] = [lambda s=s, run=run: run(*s) for s in given]
                 else:
                     calls[who] = [lambda s=s, f=f: f(*s) for _, s in sets]
-            times = turns(calls, rounds)
-            us = {who: round(t.median_us, 2) for who, t in times.items()}
+            us = figures(turns(calls, rounds))["us"]
             rows.append({"model": model, "M": m, "N": n, "K": k, "us": us})
             del sets, calls
         record: dict[str, Any] | None = {"rows": rows}

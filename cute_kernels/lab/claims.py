@@ -13,7 +13,7 @@ from .. import benchmark
 from . import bench, style, traffic
 
 PEAK_TFLOPS = 989.0  # dense bf16 of an H100 or H200, by its datasheet
-FUSED = {"swiglu_pingpong": "Kernel-1", "swiglu_interleaved": "Kernel-2", "swiglu_stacked": "stacked"}
+FUSED = {name: benchmark.NAMES[name] for name in ("swiglu_pingpong", "swiglu_interleaved", "swiglu_stacked")}
 PAPER_WINS = {"Kernel-1": 7, "Kernel-2": 13}
 COLORS = {"Kernel-1": "#8e5bd0", "Kernel-2": "#3a86ff", "stacked": "#2a9d8f", "unfused": "#8d99ae"}
 

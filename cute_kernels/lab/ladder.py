@@ -98,7 +98,7 @@ def measure() -> dict[str, Any]:
         for size in SIZES:
             sets = bench.input_sets(lambda size=size: bench.operands(size, size, size), 6 * size * size, most=4)
             times = bench.turns({who: [lambda s=s, f=f: f(*s) for s in sets] for who, f in steps.items()})
-            rows.append({"size": [size] * 3, "us": {who: round(t.median_us, 2) for who, t in times.items()}})
+            rows.append({"size": [size] * 3, "us": bench.figures(times)["us"]})
             del sets
     return {"digest": evidence.ladder_digest(), "ceiling_tflops": top, "rows": rows}
 

@@ -369,8 +369,7 @@ def measure(
             del ref, results
             calls = {who: [lambda s=s, fn=fn: fn(s) for s in sets] for who, fn in {**judged, **parts}.items()}
             times = bench.turns(calls, rounds=rounds, target_ms=6.0, timer=timer)
-            row["us"] = {who: round(t.median_us, 2) for who, t in times.items()}
-            row["spread"] = {who: round(t.spread, 4) for who, t in times.items()}
+            row.update(bench.figures(times))
             rows.append(row)
             del sets, calls
             if torch.cuda.is_available():
