@@ -625,9 +625,9 @@ def test_the_child_runs_kernel_1_with_every_number_of_tiles(monkeypatch, capsys)
 
     config = SimpleNamespace(tile_m=128, tile_n=96, cluster=(2, 1), stages=7)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "G")
-    monkeypatch.setattr(harness, "fused", lambda exercise, answer: SimpleNamespace(config=config))
+    monkeypatch.setattr(harness, "finished", lambda exercise, answer: SimpleNamespace(config=config))
     monkeypatch.setattr(lab.check, "swiglu", swiglu)
-    harness.judge_fused("09a", simulated)
+    harness.judge("09a", simulated)
     verdict = json.loads(capsys.readouterr().out.removeprefix(harness.MARK))
     assert verdict["wrong"] is None and verdict["shapes"] > 20
 

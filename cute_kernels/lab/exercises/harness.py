@@ -1,9 +1,8 @@
 """Whole kernels around a learner's function: compiled for sm_90a here, run on a GPU in a child process.
 
 out = a @ b.T in bf16. Up to notebook 04 (`GEMMS`) one output tile per CTA, TMA loads, WGMMA, predicated stores from
-registers; from notebook 05 on (`FINISHED`) the finished persistent gemm, in notebook 09 (`FUSED`) a finished SwiGLU
-kernel. What an exercise asks for is passed in;
-everything else is the package's own (hopper.tiles, hopper.mainloop, hopper.kernel).
+registers; from notebook 05 on (`FINISHED`) the finished persistent gemm, in notebook 09 (`FUSED`) a finished SwiGLU kernel.
+What an exercise asks for is passed in; everything else is the package's own (hopper.tiles, hopper.mainloop, hopper.kernel).
 """
 
 from __future__ import annotations
@@ -408,22 +407,13 @@ def compile_(gemm: TileGemm, name: str) -> Compiled:
 
 
 def finished(exercise: str, answer: Callable) -> Compiled:
-    """Compile the finished gemm with a learner's function in it, for sm_90a."""
+    """Compile the finished kernel of an exercise with a learner's function in it, for sm_90a."""
     from ...registry import get
 
-    spec = dataclasses.replace(get("gemm"), factory=functools.partial(FINISHED[exercise], answer))
-    with refusals():
-        return spec.compile(CONFIG)
-
-
-def fused(exercise: str, answer: Callable) -> Compiled:
-    """Compile the finished SwiGLU kernel with a learner's function in it, for sm_90a."""
-    from ...registry import get
-
-    name, factory = FUSED[exercise]
+    name, factory, config = (*FUSED[exercise], None) if exercise in FUSED else ("gemm", FINISHED[exercise], CONFIG)
     spec = dataclasses.replace(get(name), factory=functools.partial(factory, answer))
     with refusals():
-        return spec.compile()
+        return spec.compile(config)
 
 
 def with_tree(tree: visitor.Node) -> Compiled:
@@ -466,17 +456,6 @@ def run_on_gpu(exercise: str, answer: Callable, hint: str) -> Iterator[Any]:
         yield NotRun("the numbers: running the kernel over odd shapes needs a Hopper GPU")
         return
     verdict = in_child("harness.judge", exercise, answer, "On the GPU", hint)
-    yield f"{verdict['shapes']} shapes on {verdict['gpu']}: worst relative error {verdict['worst']:.2g}"
-
-
-def run_fused_on_gpu(exercise: str, answer: Callable, hint: str) -> Iterator[Any]:
-    """As `run_on_gpu`, for a SwiGLU kernel."""
-    from .. import HAS_GPU
-
-    if not HAS_GPU:
-        yield NotRun("the numbers: running the kernel over odd shapes needs a Hopper GPU")
-        return
-    verdict = in_child("harness.judge_fused", exercise, answer, "On the GPU", hint)
     yield f"{verdict['shapes']} shapes on {verdict['gpu']}: worst relative error {verdict['worst']:.2g}"
 
 
@@ -535,43 +514,39 @@ GEMMS: dict[str, Callable[[Callable], TileGemm]] = {
 
 def judge(exercise: str, answer: Callable) -> None:
     """In the child process: compile, run, compare, print one line of JSON."""
-    import torch
-
     from .. import bench, check
 
-    os.environ.pop(bench.RECORD, None)  # a learner's kernel is no evidence
-    more = {}
-    if exercise in FINISHED:
+    run, more = check.gemm, {}
+    if exercise in FUSED:
+        compiled = finished(exercise, answer)
+        c, kernel, run = compiled.config, bench.launcher(compiled), check.swiglu
+        more = {"shapes": (*check.ODD_SHAPES, *tile_counts(c)), "tile": (c.tile_m, c.tile_n)}
+    elif exercise in FINISHED:
         kernel, more = bench.launcher(finished(exercise, answer)), {"shapes": (*check.ODD_SHAPES, *TILE_COUNTS)}
     else:
         kernel = compile_(GEMMS[exercise](answer), exercise)
     if exercise == "02b":
         kernel = Transposed(kernel)
-    verdict = {"wrong": None, "gpu": torch.cuda.get_device_name()}
-    try:
-        table = check.gemm(kernel, f"exercise {exercise}", **more)
-        verdict.update(shapes=len(table), worst=float(table["relative error"].max()))
-    except check.CheckFailed as why:
-        verdict["wrong"] = str(why)
-    tell(verdict)
+    tell_table(lambda: run(kernel, f"exercise {exercise}", **more))
 
 
-def judge_fused(exercise: str, answer: Callable) -> None:
-    """As `judge`, for a SwiGLU kernel: odd shapes, and CTAs with one to four tiles, K shorter and longer than the ring."""
+def tell_table(checked: Callable[[], Any]) -> None:
+    """In the child process: hand over what a check of many shapes says; checked() returns its table or raises CheckFailed."""
     import torch
 
     from .. import bench, check
 
-    os.environ.pop(bench.RECORD, None)
-    compiled = fused(exercise, answer)
-    c = compiled.config
-    rows, columns = c.tile_m * c.cluster[0], c.tile_n * c.cluster[1]
-    counts = [(rows, columns * t, 64 * k) for t in (1, 2, 3, 65, 66, 67, 132, 133, 198, 199) for k in (1, c.stages + 1)]
-    verdict = {"wrong": None, "gpu": torch.cuda.get_device_name()}
+    os.environ.pop(bench.RECORD, None)  # a learner's kernel is no evidence
+    verdict: dict[str, Any] = {"wrong": None, "gpu": torch.cuda.get_device_name()}
     try:
-        shapes = (*check.ODD_SHAPES, *counts)
-        table = check.swiglu(bench.launcher(compiled), f"exercise {exercise}", shapes=shapes, tile=(c.tile_m, c.tile_n))
+        table = checked()
         verdict.update(shapes=len(table), worst=float(table["relative error"].max()))
     except check.CheckFailed as why:
         verdict["wrong"] = str(why)
     tell(verdict)
+
+
+def tile_counts(c: TileConfig) -> list[tuple[int, int, int]]:
+    """M, N, K with which CTAs get one to four tiles, K shorter and longer than the ring."""
+    rows, columns = c.tile_m * c.cluster[0], c.tile_n * c.cluster[1]
+    return [(rows, columns * t, 64 * k) for t in (1, 2, 3, 65, 66, 67, 132, 133, 198, 199) for k in (1, c.stages + 1)]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cutlass.cute as cute
@@ -21,6 +21,7 @@ from .simulator import SCHEDULES, Fault, Ring, Simulator, State, as_python, boun
 GROUPS = (range(1, 5), range(5, 9))  # warps of the two consumers; warp 0 produces
 ROLES = ("producer", "consumer 1", "consumer 2")
 TILE_K = 64
+HINT = "The usual cause: a turn or a stage that somebody waits for and nobody gives."
 
 
 class Pingpong(Simulator):
@@ -43,21 +44,26 @@ class Pingpong(Simulator):
         self.phantom: tuple[int, int] | None = None  # (consumer, tile) that does not exist
         self.notes: list[tuple[int, str]] = []  # (role, what it does)
 
-    def go(self, follow: Callable[[int, State, Callable, Callable], None]) -> None:
-        """Run it; follow(group, state, multiply, store) is a consumer. Raises Fault."""
+    def go(self, follow: Callable[..., None]) -> None:
+        """Run it; follow(group, state, *self.callables(group)) is a consumer. Raises Fault."""
 
         def consume(group: int) -> None:
-            def multiply(index, state):
-                return self.multiply_tile(group, index, state)
-
-            def store(index, last):
-                self.store_tile(group, index, last)
-
-            follow(group, State(self.stages, 0), multiply, store)
+            follow(group, State(self.stages, 0), *self.callables(group))
 
         self.run([self.produce, *(lambda group=group: consume(group) for group in (0, 1) for _ in GROUPS[group])])
         for group in (0, 1):
             self._check_done(group)
+
+    def callables(self, group: int) -> tuple[Callable, ...]:
+        """What a consumer calls: multiply, store."""
+
+        def multiply(index, state):
+            return self.multiply_tile(group, index, state)
+
+        def store(index, last):
+            self.store_tile(group, index, last)
+
+        return multiply, store
 
     def note(self, what: str) -> None:
         warp = self.current.index
@@ -67,15 +73,19 @@ class Pingpong(Simulator):
 
     def produce(self) -> None:
         state = State(self.stages, 1)
-        for ordinal in range(self.tiles):
-            self.note(f"loads tile {self.number(ordinal)}")
+        for loop, what in enumerate(self.loads()):
+            self.note(f"loads {what}")
             for k in range(self.k_tiles):
                 self.ring.producer_acquire(state)
                 for operand in ("A", "B"):
-                    self.load(operand, ordinal * self.k_tiles + k, state.index, self.ring.full[state.index])
+                    self.load(operand, loop * self.k_tiles + k, state.index, self.ring.full[state.index])
                 state.advance()
         self.note("has loaded all")
         self.ring.producer_tail(state)
+
+    def loads(self) -> list[str]:
+        """What the producer loads, one loop through K after the other."""
+        return [f"tile {self.number(ordinal)}" for ordinal in range(self.tiles)]
 
     def number(self, ordinal: int) -> int:
         return self.first + ordinal * self.step
@@ -94,18 +104,27 @@ class Pingpong(Simulator):
         ordinal, warp = self.ordinal(group, index), self.current.index
         if ordinal >= self.tiles:
             self.phantom = (group, int(index))
-        if others := self.multiplying & set(GROUPS[1 - group]):
-            other = self.number(self.at[min(others)])
-            text = f"{ROLES[1 + group]} multiplies tile {index} while {ROLES[2 - group]} is still at tile {other}"
-            raise Fault("together", text)
+        self.check_alone(group, f"tile {index}")
         self.note(f"begins with tile {index}")
-        self.multiplying.add(warp)
         self.begun.add(ordinal)
         self.at[warp] = ordinal
+        return self.issue(ordinal * self.k_tiles, state)
+
+    def check_alone(self, group: int, what: str) -> None:
+        """Nobody else may be multiplying when this consumer begins with `what`."""
+        if others := self.multiplying & set(GROUPS[1 - group]):
+            other = self.number(self.at[min(others)])
+            text = f"{ROLES[1 + group]} multiplies {what} while {ROLES[2 - group]} is still at tile {other}"
+            raise Fault("together", text)
+
+    def issue(self, first: int, state: State) -> tuple[State, State]:
+        """The k-tiles first, first + 1, ... of one loop through K; returns (state behind them, state of the last)."""
+        warp = self.current.index
+        self.multiplying.add(warp)
         last = state.clone()
         for k in range(self.k_tiles):
             self.ring.consumer_wait(state)
-            self.multiply(ordinal * self.k_tiles + k, state.index)
+            self.multiply(first + k, state.index)
             if k:
                 self.wait_group(1)
                 self.ring.consumer_release(last)
@@ -173,6 +192,10 @@ class Pingpong(Simulator):
         which = f" ({numbers}; step {self.step}, all below {self.end})" if self.step > 1 else ""
         return f"{_many(self.tiles, 'tile')}{which} of {_many(self.k_tiles, 'k-tile')}, {_many(self.stages, 'stage')}"
 
+    def waiting(self) -> list[tuple[int, int]]:
+        """(consumer, the named barrier that it waits for) of every warp that waits for one."""
+        return [(group, self.syncs[warp]) for group in (0, 1) for warp in GROUPS[group] if warp in self.syncs]
+
     def owned(self, group: int) -> list[int]:
         return [self.number(t) for t in range(group, self.tiles, 2)]
 
@@ -185,18 +208,18 @@ def _many(count: int, what: str) -> str:
 
 
 def protocol(consumer: Callable, cta: Pingpong) -> Callable:
-    """The learner's consumer as what `Pingpong.go` runs."""
+    """The learner's consumer as what `go` of this kind of CTA runs."""
     plain = as_python(consumer, cta)
 
-    def follow(group, state, multiply, store):
-        plain(group, cta.first, cta.step, cta.end, cta.k_tiles, state, multiply, store)
+    def follow(group, state, *callables):
+        plain(group, cta.first, cta.step, cta.end, cta.k_tiles, state, *callables)
 
     return follow
 
 
-def watch(consumer: Callable, tiles: int = 3, k_tiles: int = 2) -> None:
+def watch(consumer: Callable, tiles: int = 3, k_tiles: int = 2, kind: type[Pingpong] = Pingpong) -> None:
     """Run a consumer in a simulated CTA and print what each role does, one line after the other, and how it ends."""
-    cta = Pingpong(SCHEDULES[4], tiles, k_tiles)
+    cta = kind(SCHEDULES[4], tiles, k_tiles)
     end = "and all are done"
     try:
         cta.go(protocol(consumer, cta))
@@ -210,26 +233,37 @@ def watch(consumer: Callable, tiles: int = 3, k_tiles: int = 2) -> None:
     print(end)
 
 
+MOST, LENGTHS = 6, (1, 3, 5)  # tiles of a CTA, k-tiles of a tile
+
+
+def hostile(kind: type[Pingpong] = Pingpong) -> Iterator[Pingpong]:
+    """CTAs with every small number of tiles, under every schedule, that walk in several ways."""
+    walks = ((0, 1, 0), (2, 3, 0), (1, 5, 4))
+    for tiles in range(1, MOST + 1):
+        for k_tiles in LENGTHS:
+            for number, schedule in enumerate(SCHEDULES):
+                yield kind(schedule, tiles, k_tiles, 4, *walks[number % len(walks)])
+
+
+def overlapping(kind: type[Pingpong] = Pingpong) -> Iterator[Pingpong]:
+    """CTAs that come to an end only if one consumer works under the other's multiplication."""
+    for tiles in range(2, MOST + 1):
+        yield kind(SCHEDULES[4], tiles, 3, overlap=True)
+
+
 @checker("06a")
 def whose_turn(consumer):
     """The consumer's protocol with every small number of tiles, then in the finished gemm."""
-    most, lengths = 6, (1, 3, 5)
-    walks = ((0, 1, 0), (2, 3, 0), (1, 5, 4))
-    for tiles in range(1, most + 1):
-        for k_tiles in lengths:
-            for number, schedule in enumerate(SCHEDULES):
-                first, step, slack = walks[number % len(walks)]
-                _turns(consumer, Pingpong(schedule, tiles, k_tiles, 4, first, step, slack))
+    for cta in hostile():
+        _turns(consumer, cta)
     yield (
-        f"1 to {most} tiles of {', '.join(map(str, lengths))} k-tiles, {len(SCHEDULES)} hostile schedules: nothing hangs, one "
+        f"1 to {MOST} tiles of {', '.join(map(str, LENGTHS))} k-tiles, {len(SCHEDULES)} hostile schedules: nothing hangs, one "
         "consumer multiplies at a time, no turn is given for nothing"
     )
-    for tiles in range(2, most + 1):
-        _turns(consumer, Pingpong(SCHEDULES[4], tiles, 3, overlap=True))
+    for cta in overlapping():
+        _turns(consumer, cta)
     yield "one consumer's store lies under the other's multiplication"
-    yield from _in_the_gemm(
-        "06a", consumer, "The usual cause: a turn or a stage that somebody waits for and nobody gives."
-    )
+    yield from _in_the_gemm("06a", consumer, HINT)
 
 
 def _in_the_gemm(exercise: str, answer: Callable, hint: str):
@@ -315,15 +349,22 @@ def _explain_turns(fault: Fault, cta: Pingpong) -> str:
     }.get(fault.kind, "")
 
 
+def wrong_barrier(group: int, number: int) -> str:
+    """Why a consumer that waits for named barrier `number` does not wait for its turn; "" when it does."""
+    if number == ORDER + 1 - group:
+        return f"{ROLES[1 + group].capitalize()}'s own barrier is {ORDER + group}; {number} is the other's."
+    if number != ORDER + group:
+        return "Barriers 1 and 2 are those of the stores, 0 is __syncthreads: turns have 3 and 4."
+    return ""
+
+
 def _explain_waiting(cta: Pingpong) -> str:
     """Some warps wait for a turn that does not come."""
-    waiting = [(group, cta.syncs[warp]) for group in (0, 1) for warp in GROUPS[group] if warp in cta.syncs]
+    waiting = cta.waiting()
     for group, number in waiting:
         name, mine = ROLES[1 + group].capitalize(), cta.owned(group)
-        if number == ORDER + 1 - group:
-            return f"{name}'s own barrier is {ORDER + group}; {number} is the other's."
-        if number != ORDER + group:
-            return "Barriers 1 and 2 are those of the stores, 0 is __syncthreads: turns have 3 and 4."
+        if wrong := wrong_barrier(group, number):
+            return wrong
         if cta.turns[group] > len(mine):
             tiles = (
                 f"the tiles {', '.join(map(str, mine))}" if len(mine) > 1 else f"tile {mine[0]}" if mine else "no tile"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import Wrong, checker, harness
+from . import Wrong, checker, harness, nb06
 from .harness import ORDER
 from .nb06 import GROUPS, ROLES, Pingpong, _many
 from .simulator import SCHEDULES, Fault, Simulator, State, as_python, bounded
@@ -39,39 +39,25 @@ class TwoTurns(Pingpong):
         self.begun_loops: set[tuple[int, int]] = set()
         self.done: dict[int, list[tuple[str, int]]] = {warp: [] for group in GROUPS for warp in group}
 
-    def go(self, follow: Callable) -> None:
-        """Run it; follow(group, state, gate, activate, up, store) is a consumer. Raises Fault."""
+    def callables(self, group: int) -> tuple[Callable, ...]:
+        """What a consumer calls: gate, activate, up, store."""
 
-        def consume(group: int) -> None:
-            def gate(index, state):
-                return self.multiply_loop(group, index, 0, state)
+        def gate(index, state):
+            return self.multiply_loop(group, index, 0, state)
 
-            def activate(index, last):
-                self.finish_loop(group, index, 0, last)
+        def activate(index, last):
+            self.finish_loop(group, index, 0, last)
 
-            def up(index, state):
-                return self.multiply_loop(group, index, 1, state)
+        def up(index, state):
+            return self.multiply_loop(group, index, 1, state)
 
-            def store(index, last):
-                self.finish_loop(group, index, 1, last)
+        def store(index, last):
+            self.finish_loop(group, index, 1, last)
 
-            follow(group, State(self.stages, 0), gate, activate, up, store)
+        return gate, activate, up, store
 
-        self.run([self.produce, *(lambda group=group: consume(group) for group in (0, 1) for _ in GROUPS[group])])
-        for group in (0, 1):
-            self._check_done(group)
-
-    def produce(self) -> None:
-        state = State(self.stages, 1)
-        for number, (tile, part) in enumerate(self.loops):
-            self.note(f"loads {PARTS[part]} of {self.number(tile)}")
-            for k in range(self.k_tiles):
-                self.ring.producer_acquire(state)
-                for operand in ("A", "B"):
-                    self.load(operand, number * self.k_tiles + k, state.index, self.ring.full[state.index])
-                state.advance()
-        self.note("has loaded all")
-        self.ring.producer_tail(state)
+    def loads(self) -> list[str]:
+        return [f"{PARTS[part]} of {self.number(tile)}" for tile, part in self.loops]
 
     def behind(self, tile: int, part: int) -> tuple[int, int] | None:
         """The other consumer's loop that runs under SiLU of a tile (part 0) or under its store (part 1)."""
@@ -86,29 +72,13 @@ class TwoTurns(Pingpong):
             self.phantom = (group, int(index))
         if part and ("activate", ordinal) not in self.done[warp]:
             raise Fault("order", f"{ROLES[1 + group]} multiplies {name} before it has activated its gate")
-        if others := self.multiplying & set(GROUPS[1 - group]):
-            other = self.number(self.at[min(others)])
-            text = f"{ROLES[1 + group]} multiplies {name} while {ROLES[2 - group]} is still at tile {other}"
-            raise Fault("together", text)
+        self.check_alone(group, name)
         self.note(f"begins {PARTS[part]} of {index}")
-        self.multiplying.add(warp)
         self.begun_loops.add((ordinal, part))
         self.at[warp] = ordinal
         self.done[warp].append((PARTS[part], ordinal))
-        last = state.clone()
-        first = (
-            self.loops.index((ordinal, part)) * self.k_tiles if ordinal < self.tiles else len(self.loops) * self.k_tiles
-        )
-        for k in range(self.k_tiles):
-            self.ring.consumer_wait(state)
-            self.multiply(first + k, state.index)
-            if k:
-                self.wait_group(1)
-                self.ring.consumer_release(last)
-                last.advance()
-            state.advance()
-        self.multiplying.discard(warp)
-        return state, last
+        loop = self.loops.index((ordinal, part)) if ordinal < self.tiles else len(self.loops)
+        return self.issue(loop * self.k_tiles, state)
 
     def finish_loop(self, group: int, index: int, part: int, last: State) -> None:
         """`mainloop.finish`, then SiLU or the epilogue, of one warp."""
@@ -153,50 +123,22 @@ class TwoTurns(Pingpong):
         return re.sub(r"k_tile (\d+)", place, super().told(Fault(fault.kind, text)))
 
 
-def protocol(consumer: Callable, cta: TwoTurns) -> Callable:
-    """The learner's consumer as what `TwoTurns.go` runs."""
-    plain = as_python(consumer, cta)
-
-    def follow(group, state, gate, activate, up, store):
-        plain(group, cta.first, cta.step, cta.end, cta.k_tiles, state, gate, activate, up, store)
-
-    return follow
-
-
-def watch(consumer: Callable, tiles: int = 3, k_tiles: int = 2) -> None:
-    """Run a consumer in a simulated CTA and print what each role does, one line after the other, and how it ends."""
-    cta = TwoTurns(SCHEDULES[4], tiles, k_tiles)
-    end = "and all are done"
-    try:
-        cta.go(protocol(consumer, cta))
-    except Fault as fault:
-        end = f"{fault.kind.upper()}: {cta.told(fault)}".replace("; ", ";\n      ")
-    width = 26
-    print(cta.setting())
-    print("".join(f"{role:<{width}}" for role in ROLES).rstrip())
-    for role, what in cta.notes:
-        print(" " * (width * role) + what)
-    print(end)
+watch = functools.partial(nb06.watch, kind=TwoTurns)
 
 
 @checker("09a")
 def two_turns(consumer):
     """The protocol of two turns with every small number of tiles, then in Kernel-1."""
-    most, lengths = 6, (1, 3, 5)
-    walks = ((0, 1, 0), (2, 3, 0), (1, 5, 4))
-    for tiles in range(1, most + 1):
-        for k_tiles in lengths:
-            for number, schedule in enumerate(SCHEDULES):
-                first, step, slack = walks[number % len(walks)]
-                _turns(consumer, TwoTurns(schedule, tiles, k_tiles, 4, first, step, slack))
+    for cta in nb06.hostile(TwoTurns):
+        _turns(consumer, cta)
     yield (
-        f"1 to {most} tiles, loops of {', '.join(map(str, lengths))} k-tiles, {len(SCHEDULES)} hostile schedules: nothing hangs, "
-        "one consumer multiplies at a time, in the order of loads, no turn is given for nothing"
+        f"1 to {nb06.MOST} tiles, loops of {', '.join(map(str, nb06.LENGTHS))} k-tiles, {len(SCHEDULES)} hostile schedules: "
+        "nothing hangs, one consumer multiplies at a time, in the order of loads, no turn is given for nothing"
     )
-    for tiles in range(2, most + 1):
-        _turns(consumer, TwoTurns(SCHEDULES[4], tiles, 3, overlap=True))
+    for cta in nb06.overlapping(TwoTurns):
+        _turns(consumer, cta)
     yield "SiLU lies under the other's gate or up, the store under the loop behind it"
-    compiled = harness.fused("09a", consumer)
+    compiled = harness.finished("09a", consumer)
     if compiled.spill_bytes:
         raise Wrong(
             f"In Kernel-1 {compiled.spill_bytes} bytes a thread are spilled. One gate and one up loop is all there is."
@@ -206,14 +148,12 @@ def two_turns(consumer):
         "at launch, "
         "nothing spilled"
     )
-    yield from harness.run_fused_on_gpu(
-        "09a", consumer, "The usual cause: a turn or a stage that somebody waits for and nobody gives."
-    )
+    yield from harness.run_on_gpu("09a", consumer, nb06.HINT)
 
 
 def _turns(consumer: Callable, cta: TwoTurns) -> None:
     try:
-        cta.go(protocol(consumer, cta))
+        cta.go(nb06.protocol(consumer, cta))
     except Fault as fault:
         test = (
             "A test of overlap: here SiLU and the store end when the other has begun its next loop. "
@@ -300,13 +240,11 @@ def _explain_turns(fault: Fault, cta: TwoTurns) -> str:
             "WGMMAs are "
             "issued."
         )
-    if fault.kind == "hang" and (waiting := _waiting(cta)):
+    if fault.kind == "hang" and (waiting := cta.waiting()):
         group, number = waiting[0]
         name, other, at = ROLES[1 + group].capitalize(), ROLES[2 - group], _loops(cta, group)
-        if number == ORDER + 1 - group:
-            return f"{name}'s own barrier is {ORDER + group}; {number} is the other's."
-        if number != ORDER + group:
-            return "Barriers 1 and 2 are those of the stores, 0 is __syncthreads: turns have 3 and 4."
+        if wrong := nb06.wrong_barrier(group, number):
+            return wrong
         tile = cta.done[GROUPS[group][0]][-1][1] if cta.done[GROUPS[group][0]] else None
         if at in ("gate", "activate") and tile == single:
             return (
@@ -366,10 +304,6 @@ def _explain_turns(fault: Fault, cta: TwoTurns) -> str:
         "overwrite": "`activate` and `store` hand back the last stage of their own loop: the second thing that `gate` and "
         "`up` returned.",
     }.get(fault.kind, "")
-
-
-def _waiting(cta: TwoTurns) -> list[tuple[int, int]]:
-    return [(group, cta.syncs[warp]) for group in (0, 1) for warp in GROUPS[group] if warp in cta.syncs]
 
 
 def _explain_stages(cta: TwoTurns, single: int | None) -> str:
