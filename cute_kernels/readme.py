@@ -69,15 +69,13 @@ def gemm_table() -> str:
         theirs, ours = flops / row["us"]["cuBLAS"], flops / row["us"]["gemm"]
         lines.append(
             f"| {row['label']} | {' x '.join(map(str, row['size']))} | {theirs:.0f} | **{ours:.0f}** | "
-            f"{100 * ours / theirs:.1f} % | "
-            f"{100 * ours / ceiling:.0f} % | `{row['config']}` |"
+            f"{100 * ours / theirs:.1f} % | {100 * ours / ceiling:.0f} % | `{row['config']}` |"
         )
     mean, least = summary(speedup(row, "cuBLAS", "gemm") for row in rows)
     return (
-        f"bf16, random normal data, medians. {_stamped(record)}\n"
-        f"The ceiling, {ceiling:.0f} TFLOP/s, is the fastest single sample of an 8192^3 cuBLAS "
-        "GEMM in that run: what the board gives before its power limit slows it.\n"
-        "Rows named after a model are the gate and up projections of Qwen-2.5 as one GEMM.\n\n"
+        f"bf16, random normal data, medians. {_stamped(record)}\nThe ceiling, {ceiling:.0f} TFLOP/s, is the fastest single "
+        "sample of an 8192^3 cuBLAS GEMM in that run: what the board gives before its power limit slows it.\nRows named "
+        "after a model are the gate and up projections of Qwen-2.5 as one GEMM.\n\n"
         + "\n".join(lines)
         + f"\n\ncuBLAS's time over ours: geometric mean {mean:.3f}, minimum {least:.3f}.\n"
     )

@@ -93,8 +93,7 @@ def _check_bytes(bytes_moved: Callable, name: str, each: Launches, shape: traffi
     elif got == total(list(dict.fromkeys([*reads, *writes]))):
         why = (
             "Each tensor is counted once for all launches. A launch keeps nothing: what the next one reads comes from HBM "
-            "again, and "
-            "that is just what fusion saves."
+            "again, and that is just what fusion saves."
         )
     elif got == sum(total(list(dict.fromkeys([*r, *w]))) for r, w in each):
         why = "A tensor that is read and written by one launch moves twice, in and out."
@@ -156,8 +155,7 @@ MISCOUNTS: tuple[tuple[str, Callable[[Launches, Launches], int]], ...] = (
     ("Those are launches. A launch may make several passes.", lambda some, fused: len(some) - len(fused)),
     (
         "You leave out every pass over a tensor that the fused kernel touches. Only as many passes as it makes itself are "
-        "needed: "
-        "subtract the counts.",
+        "needed: subtract the counts.",
         lambda some, fused: len([t for t in _wide(_used(some)) if t not in _used(fused)]),
     ),
     (
@@ -211,8 +209,7 @@ def _check_break_even(break_even: Callable, variant: str, model: str, m: int, ce
         return True
     text = (
         f"{variant}, {model}, M = {m}: {passes} passes take {100 * share:.2f} % of them and {gemms} GEMMs together, ridge "
-        f"{ridge:.1f}. "
-        f"That is so at K = {want}; you say {got:.6g}. "
+        f"{ridge:.1f}. That is so at K = {want}; you say {got:.6g}. "
     )
     r = passes * ridge
     for why, other in (
@@ -321,8 +318,7 @@ def _check_views(halves: Callable, m: int, n: int, layout: str) -> None:
             raise
         raise Wrong(
             f"{setting}{str(why).split('.')[0]}. Blocks of gate do not lie evenly spaced: no view has them in one axis of "
-            "N. Leave the "
-            "block as an axis of its own; silu and * do not mind."
+            "N. Leave the block as an axis of its own; silu and * do not mind."
         ) from None
     if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(t, torch.Tensor) for t in answer):
         raise Wrong(f"{setting}halves returns {_called(answer)}; wanted are two tensors, gate and up.")
@@ -341,10 +337,8 @@ def _check_views(halves: Callable, m: int, n: int, layout: str) -> None:
         if got.untyped_storage().data_ptr() != both.untyped_storage().data_ptr():
             raise Wrong(
                 f"{setting}{name} has the right values in a storage of its own: they were copied, a read and a write of M "
-                "x N more. "
-                "Where blocks do not lie evenly spaced, `reshape` copies without a word, as do advanced indices, cat and "
-                "contiguous; "
-                "`view`, `unflatten`, slices and numbers as indices do not."
+                "x N more. Where blocks do not lie evenly spaced, `reshape` copies without a word, as do advanced "
+                "indices, cat and contiguous; `view`, `unflatten`, slices and numbers as indices do not."
             )
 
 
@@ -413,8 +407,7 @@ def _check_result(swiglu: Callable, m: int, n: int, k: int, layout: str) -> floa
         )
         raise Wrong(
             f"{setting}the values are right, but `{name}` makes a tensor {' x '.join(map(str, shape))}, of {what} size: "
-            "one more pass to "
-            "write it and one to read it. Views of the product are all that is needed."
+            "one more pass to write it and one to read it. Views of the product are all that is needed."
         )
     many = [name for name, _ in seen.allocated if name in pointwise]
     if len(many) > 2:

@@ -144,9 +144,8 @@ def two_turns(consumer):
             f"In Kernel-1 {compiled.spill_bytes} bytes a thread are spilled. One gate and one up loop is all there is."
         )
     yield (
-        f"Kernel-1 compiles for sm_90a with it: {compiled.mnemonics['BAR.ARV']} BAR.ARV, {compiled.registers} registers "
-        "at launch, "
-        "nothing spilled"
+        f"Kernel-1 compiles for sm_90a with it: {compiled.mnemonics['BAR.ARV']} BAR.ARV, {compiled.registers} registers at "
+        "launch, nothing spilled"
     )
     yield from harness.run_on_gpu("09a", consumer, nb06.HINT)
 
@@ -197,16 +196,14 @@ def _explain_walk(consumer: Callable, cta: TwoTurns) -> str:
     if twice := sorted(set(mine) & set(others)):
         return (
             f"Tile {twice[0]} is taken twice, by consumer 1 and by consumer 2: the tiles of one begin at first + group * "
-            "step and go "
-            "on by 2 * step."
+            "step and go on by 2 * step."
         )
     last = cta.number(cta.tiles - 1)
     for group, tiles in enumerate((mine, others)):
         if phantoms := [index for index in tiles if index > last]:
             return (
                 f"{ROLES[1 + group].capitalize()} takes tile {phantoms[0]}, and the last is {last}: for that one no "
-                "producer loads "
-                "anything."
+                "producer loads anything."
             )
     for group, events in enumerate(both):
         before = [("", -1), *events]
@@ -232,13 +229,11 @@ def _explain_turns(fault: Fault, cta: TwoTurns) -> str:
         if "under which" in str(fault) and "SiLU of" in str(fault):
             return (
                 "The results are right, but SiLU does not overlap: the turn is given away after it. Give it when the "
-                "gate's WGMMAs "
-                "are issued."
+                "gate's WGMMAs are issued."
             )
         return (
             "The results are right, but the store does not overlap: the turn is given away after it. Give it when up's "
-            "WGMMAs are "
-            "issued."
+            "WGMMAs are issued."
         )
     if fault.kind == "hang" and (waiting := cta.waiting()):
         group, number = waiting[0]
@@ -248,35 +243,30 @@ def _explain_turns(fault: Fault, cta: TwoTurns) -> str:
         tile = cta.done[GROUPS[group][0]][-1][1] if cta.done[GROUPS[group][0]] else None
         if at in ("gate", "activate") and tile == single:
             return (
-                f"Tile {cta.number(single)} is the last and has none beside it: between its loops nobody takes a turn, "
-                "and so nobody "
-                "gives one back."
+                f"Tile {cta.number(single)} is the last and has none beside it: between its loops nobody takes a turn, and "
+                "so nobody gives one back."
             )
         if at in ("gate", "activate") and group == 1:
             return (
                 f"{name} waits for its second turn, up of tile {cta.number(tile)}. {other.capitalize()} gives it when its "
-                "own up is issued: "
-                "this tile, at index + step, comes next."
+                "own up is issued: this tile, at index + step, comes next."
             )
         if at in ("gate", "activate"):
             return (
                 f"{name} waits for its second turn, up of tile {cta.number(tile)}. {other.capitalize()} gives it when it "
-                "has issued its "
-                "own gate, whatever is behind: who has a tile beside his gives the turn after the gate."
+                "has issued its own gate, whatever is behind: who has a tile beside his gives the turn after the gate."
             )
         if at == "store" and not [t for t in range(group, cta.tiles, 2) if t > tile]:
             return f"{name} waits for a turn with nothing to multiply. Count each one's rounds by themselves."
         return (
             f"{name} has a gate to multiply, and nobody gives it the turn. {other.capitalize()} gives it when a loop of "
-            "its own is issued "
-            "and the other's gate comes next in the order of loads."
+            "its own is issued and the other's gate comes next in the order of loads."
         )
     if fault.kind == "leftover":
         if single is not None and cta.named.get(ORDER + 1) and cta.named[ORDER + 1].come:
             return (
                 f"A turn was given for a loop that does not exist: beside tile {cta.number(single)}, the last, consumer 2 "
-                "has none, and "
-                "will not come to wait."
+                "has none, and will not come to wait."
             )
         return (
             "A turn was given for a loop that does not exist: behind the last up comes a gate only if there is a tile at "
@@ -285,21 +275,18 @@ def _explain_turns(fault: Fault, cta: TwoTurns) -> str:
     if fault.kind == "hang" and "empty barrier" in str(fault) and "full barrier" not in str(fault):
         return (
             "A stage is not handed back: `activate` and `store` do that for the last one of their own loop, which `gate` "
-            "and `up` "
-            "returned as the second thing."
+            "and `up` returned as the second thing."
         )
     if fault.kind in ("hang", "stale", "early") and "bar.sync" not in str(fault):
         return _explain_stages(cta, single)
     return {
         "together": "Both feed the tensor cores at once. A consumer waits for its turn before each loop, and gives it "
-        "away when its own "
-        "last WGMMA is issued.",
+        "away when its own last WGMMA is issued.",
         "barrier": "A turn has 256 threads: the 128 that arrive and the 128 that wait.",
         "order": "For each tile: gate, activate, up, store. The accumulators of up are filled while the activated gate waits.",
         "tile": "Every second tile is this consumer's, from first + group * step on.",
         "arrivals": "`activate` and `store` hand back the last stage of their own loop, once: the second thing that "
-        "`gate` and `up` "
-        "returned.",
+        "`gate` and `up` returned.",
         "unfinished": "`activate` and `store` wait for the last WGMMA group.",
         "overwrite": "`activate` and `store` hand back the last stage of their own loop: the second thing that `gate` and "
         "`up` returned.",
@@ -313,14 +300,12 @@ def _explain_stages(cta: TwoTurns, single: int | None) -> str:
         for warp in GROUPS[single % 2]
     ):
         return (
-            f"Tile {cta.number(single)} is the last and has none beside it: behind its gate's stages lie its up's own, "
-            "and there is "
-            "nothing to step over."
+            f"Tile {cta.number(single)} is the last and has none beside it: behind its gate's stages lie its up's own, and "
+            "there is nothing to step over."
         )
     return (
         "The ring knows an order: gate of t, gate of t + 1, up of t, up of t + 1. Behind each of its loops a consumer "
-        "steps over the "
-        "other's k_tiles: state.advance(k_tiles)."
+        "steps over the other's k_tiles: state.advance(k_tiles)."
     )
 
 
@@ -402,8 +387,7 @@ def register_budget(registers, widest, others):
         if fits:
             raise Wrong(
                 f"{what}, {registers(rows, t, held, 0)} registers of gate and up, and ptxas spills {fits} bytes a thread. "
-                "More is "
-                f"alive than you allow for.{PACKED if held == 'packed' else ''}"
+                f"More is alive than you allow for.{PACKED if held == 'packed' else ''}"
             )
         if not wider:
             raise Wrong(
@@ -414,9 +398,8 @@ def register_budget(registers, widest, others):
 
 
 PACKED = (
-    " What is packed saves registers while up is multiplied. While SiLU is computed, the gate's accumulators, their "
-    "packed copies and the "
-    "intermediate values of several elements are there at once."
+    " What is packed saves registers while up is multiplied. While SiLU is computed, the gate's accumulators, their packed "
+    "copies and the intermediate values of several elements are there at once."
 )
 
 

@@ -82,14 +82,12 @@ def lost(x: torch.Tensor) -> torch.Tensor:
 MISTAKES: tuple[tuple[str, Callable], ...] = (
     (
         "The up branch loses a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and "
-        "fmax keep "
-        "it with nan=True.",
+        "fmax keep it with nan=True.",
         lambda g, u: above(g) * sigmoid(above(g)) * (torch.where(u.isnan(), LIMIT, both(u)) + 1),
     ),
     (
         "The up branch loses a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and "
-        "fmax keep "
-        "it with nan=True.",
+        "fmax keep it with nan=True.",
         lambda g, u: above(g) * sigmoid(above(g)) * (torch.where(u.isnan(), -LIMIT, both(u)) + 1),
     ),
     (
@@ -99,14 +97,12 @@ MISTAKES: tuple[tuple[str, Callable], ...] = (
     ),
     (
         "Both branches lose a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and "
-        "fmax keep "
-        "it with nan=True.",
+        "fmax keep it with nan=True.",
         lambda g, u: lost(g) * sigmoid(lost(g)) * (torch.where(u.isnan(), LIMIT, both(u)) + 1),
     ),
     (
         "Both branches lose a NaN: to a plain FMNMX a NaN is no number, and the result is the bound. cute.arch.fmin and "
-        "fmax keep "
-        "it with nan=True.",
+        "fmax keep it with nan=True.",
         lambda g, u: lost(g) * sigmoid(lost(g)) * (torch.where(u.isnan(), -LIMIT, both(u)) + 1),
     ),
     (
@@ -363,9 +359,8 @@ def _counts(pair: Callable) -> str:
             "fastmath=True exp2 also scales what would be a denormal; a constant factor is folded into the other."
         )
     return (
-        f"in the interleaved kernel for sm_90a: {found['MUFU.EX2']} ex2, {found['MUFU.RCP']} rcp and no CALL for "
-        f"{results} results a "
-        f"thread, {total} instructions in all (the package's own: {most}), nothing spilled"
+        f"in the interleaved kernel for sm_90a: {found['MUFU.EX2']} ex2, {found['MUFU.RCP']} rcp and no CALL for {results} "
+        f"results a thread, {total} instructions in all (the package's own: {most}), nothing spilled"
     )
 
 
@@ -491,8 +486,7 @@ def _owners(got: dict[tuple[int, int], tuple[int, int]], columns: int) -> str:
         (t0, v0), (t1, v1) = owners[twice[0]][:2]
         told.append(
             f"{_elements(len(twice))} written more than once, such as {twice[0]}: by thread {t0}, result {v0}, and by "
-            f"thread {t1}, "
-            f"result {v1}"
+            f"thread {t1}, result {v1}"
         )
     if missing := sorted(inside - set(owners)):
         told.append(f"{_elements(len(missing))} written by nobody, such as {missing[0]}")
@@ -562,9 +556,8 @@ def _check_partners(partners: Callable, block: int, columns: int) -> None:
                     continue
                 name, number = rows[column]
                 text = (
-                    f"{setting}result {v} of thread {t} is element {plain[t][v]}; you take accumulator {i} for its "
-                    f"{part}, which is "
-                    f"{name} {number} of row {row}. {_explain_partners(got, block)}"
+                    f"{setting}result {v} of thread {t} is element {plain[t][v]}; you take accumulator {i} for its {part}, "
+                    f"which is {name} {number} of row {row}. {_explain_partners(got, block)}"
                 )
                 raise Wrong(f"{text} {_users(got, columns)}".strip())
 
