@@ -227,8 +227,7 @@ def main(record: bool = False, only: str | None = None) -> int:
         print("validate needs a Hopper GPU; `python -m cute_kernels evidence` shows what is recorded")
         return 2
     torch.manual_seed(torch.seed() % 2**31)
-    kept = (records.load("validation", records.folder_name(records.current_gpu())) or {}).get("kernels", {})
-    bad = 0
+    found, bad = {}, 0
     for spec in [get(only)] if only else kernels():
         entry = validate_kernel(spec)
         print(
@@ -237,7 +236,8 @@ def main(record: bool = False, only: str | None = None) -> int:
         for line in entry["failures"][:20]:
             print("  FAILED", line)
         bad += len(entry["failures"])
-        kept[spec.name] = entry
+        found[spec.name] = entry
     if record and not bad:
+        kept = (records.load("validation", records.folder_name(records.current_gpu())) or {}).get("kernels", {}) | found
         print("recorded in", records.save("validation", {"kernels": kept}).relative_to(records.ROOT))
     return 1 if bad else 0
