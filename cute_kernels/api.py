@@ -124,7 +124,9 @@ def swiglu(
     rows, out2d, result = _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
     given = {who: t for who, t in biases.items() if t is not None}
     operands = tuple(_vector(who, t, w_gate.shape[0], out2d) for who, t in given.items())
-    auto = "swiglu_pingpong" if isinstance(config, TwoLoopConfig) else "swiglu_stacked"  # a configuration says for which it is
+    auto = (
+        "swiglu_pingpong" if isinstance(config, TwoLoopConfig) else "swiglu_stacked"
+    )  # a configuration says for which it is
     name = _FUSED.get(kernel, auto)
     if kernel == "auto" and config is None and not launching.fuses(rows, w_gate.shape[0]):
         return _torch_swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)

@@ -20,7 +20,7 @@ DRAM = 4.2e12  # bytes per second
 MULTIPLY = 2048  # fused multiply-adds per cycle and SM
 L2 = 55  # bytes per cycle and SM
 ENERGY = (
-    0.005  # of equal cycles those with fewer bytes are better: a board at its power limit pays for bytes with its clock
+    0.01  # of equal cycles those with fewer bytes are better: a board at its power limit pays for bytes with its clock
 )
 UNFUSED_FLOPS = 680e12  # per second, what cuBLAS reaches on large products of random data
 LAUNCH = 1.5e-6  # seconds between two kernels of a CUDA graph

@@ -16,6 +16,7 @@ Shared memory
     1 KB barriers | stages x (tile_m + parts * tile_n) x 128 B | warp groups x slots x 64 x epi_n x 2 B
 Timeline (persistent; tile t of a CTA)
     producer             k-tiles of t, then straight on with t + 1 while the consumers store t
+    second warp          asks L2 for the first k-tiles of B while the kernel ahead ends; no other step has to wait for it
     consumer             k loop (one WGMMA group in flight) -> tree in registers -> slots -> TMA store, read back when reused
     pingpong             consumer 1: k loop of t | store t           | k loop of t + 2 ...
                          consumer 2: store t - 1 | k loop of t + 1   | store t + 1     ...
@@ -35,6 +36,7 @@ from .config import ELEMENT, SMEM_HEADER, TileConfig, slot_widths
 
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = 240
+AHEAD_BYTES = 32 << 10  # of B that a CTA asks L2 for while the kernel ahead ends; what DRAM delivers to it in that time
 STORE_BARRIER = 1  # named barriers 1, 2: one consumer's stores (0 is __syncthreads)
 ORDER_BARRIER = 3  # 3, 4: one consumer's turn to multiply
 
@@ -60,10 +62,12 @@ PLAIN = Variant()
 
 @dataclass(frozen=True)
 class Walk:
-    """The tiles of one CTA: clusters of tiles number first, first + step, ... below `tiles`, of a rasterised output."""
+    """The tiles of one CTA: clusters of tiles number first, first + step, ... below `tiles`, of a rasterised output; divisors:
+    see scheduler."""
 
     tiles_m: Any
     tiles_n: Any
+    divisors: tuple
     first: Any
     step: Any
     rank_m: Any
@@ -133,7 +137,7 @@ class WarpSpecializedGemm:
         also holds the addresses of many columns)."""
         if self.config.accumulators(self.columns) > 160:
             return 5
-        return 11 if self.columns * self.config.tile_n > 192 else 16
+        return 11 if self.columns * self.config.tile_n > 192 or self.config.accumulators(self.columns) == 160 else 16
 
     @cute.jit
     def launch(self, a: cute.Tensor, b: tuple, out: cute.Tensor, max_clusters: Int32, operands: tuple, events, stream):
@@ -142,8 +146,8 @@ class WarpSpecializedGemm:
         rows_b = self.fold * c.tile_n
         loads_b = [tiles.tma_load(w, rows_b, c.cluster[0], self.majors[1], self.halves) for w in b]
         store, tma_out = epilogue.tma_store(out, self.slot_n, self.slab_m)
-        tiles_m = cute.ceil_div(out.shape[0], c.tile_m * c.cluster[0])
-        tiles_n = cute.ceil_div(out.shape[1], c.tile_n * c.cluster[1])
+        tiles_m = Int32(cute.ceil_div(out.shape[0], c.tile_m * c.cluster[0]))
+        tiles_n = Int32(cute.ceil_div(out.shape[1], c.tile_n * c.cluster[1]))
         self.kernel(
             load_a,
             tma_a,
@@ -152,12 +156,13 @@ class WarpSpecializedGemm:
             store,
             tma_out,
             operands,
-            Int32(tiles_m),
-            Int32(tiles_n),
+            tiles_m,
+            tiles_n,
+            scheduler.divisors(tiles_m, tiles_n, c.group),
             Int32(cute.ceil_div(a.shape[1], tiles.TILE_K)),
             events,
         ).launch(
-            grid=(c.cluster[0], c.cluster[1], cutlass.min(Int32(tiles_m) * Int32(tiles_n), max_clusters)),
+            grid=(c.cluster[0], c.cluster[1], cutlass.min(tiles_m * tiles_n, max_clusters)),
             block=(c.threads, 1, 1),
             cluster=(*c.cluster, 1),
             min_blocks_per_mp=1,
@@ -192,6 +197,7 @@ class WarpSpecializedGemm:
         operands: tuple,
         tiles_m: Int32,
         tiles_n: Int32,
+        divisors: tuple,
         k_tiles: Int32,
         events,
     ):
@@ -219,24 +225,25 @@ class WarpSpecializedGemm:
         ring = mainloop.load_pipeline(smem.barriers.data_ptr(), c.stages, stage_bytes, 4 * self.sharing, c.cluster)
         pipeline_init_arrive(cluster_shape_mn=c.cluster, is_relaxed=True)
         pipeline_init_wait(cluster_shape_mn=c.cluster)
-        if cutlass.const_expr(not self.early_weights):
-            self.await_predecessor()
-
-        walk = Walk(tiles_m, tiles_n, first, clusters, rank_m, rank_n)
+        walk = Walk(tiles_m, tiles_n, divisors, first, clusters, rank_m, rank_n)
+        rank, peers = (0, 1) if self.halves else (rank_m, c.cluster[0])
+        parts = [
+            tiles.partition_load(atom, sPart, tensor, self.fold * c.tile_n, rank, peers)
+            for atom, tensor in zip(loads_b, tmas_b, strict=True)
+        ]
+        if cutlass.const_expr(AHEAD_BYTES and not self.early_weights):
+            if warp == 1:
+                self.prefetch_weights(walk, k_tiles, loads_b, parts)
         if warp < 4:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
+            if cutlass.const_expr(not self.early_weights):
+                self.await_predecessor()
             if warp == 0:
                 to_a, from_a = tiles.partition_load(load_a, sA, tma_a, c.tile_m, rank_n, c.cluster[1])
-                rank, peers = (0, 1) if self.halves else (rank_m, c.cluster[0])
-                parts = [
-                    tiles.partition_load(atom, sPart, tensor, self.fold * c.tile_n, rank, peers)
-                    for atom, tensor in zip(loads_b, tmas_b, strict=True)
-                ]
                 self.produce(ring, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, events)
         else:
-            if cutlass.const_expr(self.early_weights):
-                self.await_predecessor()
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+            self.await_predecessor()
             layout_slots = epilogue.slot_layout(self.out_dtype, self.slot_n, c.warp_groups * self.epi_slots)
             slots = smem.out.get_tensor(layout_slots.outer, swizzle=layout_slots.inner)
             group = cute.arch.make_warp_uniform(thread // tiles.WARP_GROUP) - 1
@@ -332,6 +339,22 @@ class WarpSpecializedGemm:
         cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
+    def prefetch_weights(self, walk, k_tiles, loads_b, parts):
+        """Bring B of the first tile's first k-tiles into L2 before the kernel ahead has ended. It may still write them: what it
+        writes goes through the same L2, and B is read only when it has ended."""
+        m, n = self.tile(walk, walk.first)
+        ahead = AHEAD_BYTES // tiles.tile_bytes(self.dtype, self.columns * self.config.tile_n)
+        count = cutlass.min(k_tiles, Int32(ahead))
+        if m >= self.config.cluster[0]:
+            count = Int32(0)  # the CTAs of the first rows do it for all
+        for k in cutlass.range(count, unroll=1):
+            for p in cutlass.range_constexpr(self.stacked):
+                if not self.halves or walk.rank_m == p:
+                    _, source = parts[p]
+                    with cute.arch.elect_one():
+                        cute.prefetch(loads_b[p], source[None, n, k])
+
+    @cute.jit
     def load_early(self, ring, state, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, mask_a, mask_b):
         """B of the first tile's first k-tiles, as many as there are stages; when the kernel ahead has ended, A of them."""
         m, n = self.tile(walk, walk.first)
@@ -375,8 +398,7 @@ class WarpSpecializedGemm:
 
     def tile(self, walk, index):
         """(row, column) of this CTA's tile of cluster number `index`."""
-        group = cutlass.min(Int32(self.config.group), walk.tiles_m)  # so that a group has no more tiles than there are
-        m, n = scheduler.grouped_tile(index, walk.tiles_m, walk.tiles_n, group)
+        m, n = scheduler.grouped_tile(index, walk.tiles_m, walk.divisors)
         return m * self.config.cluster[0] + walk.rank_m, n * self.config.cluster[1] + walk.rank_n
 
     def cta(self, walk):

@@ -19,8 +19,8 @@ from .kernel import WarpSpecializedGemm
 CONFIGS = (
     TileConfig(128, 64, cluster=(2, 1), stages=6, schedule="pingpong"),
     TileConfig(128, 72, cluster=(2, 1), stages=6, epi_slots=1, schedule="pingpong"),
-    TileConfig(128, 96, cluster=(2, 1), stages=5, epi_slots=1, schedule="pingpong"),
-    TileConfig(128, 80, cluster=(2, 1), stages=5, epi_slots=1),
+    TileConfig(128, 96, cluster=(2, 1), stages=5, epi_slots=3, schedule="pingpong"),
+    TileConfig(128, 80, cluster=(2, 1), stages=6, epi_slots=1),
     TileConfig(64, 72, warp_groups=1, stages=7, epi_slots=1),
     TileConfig(64, 40, warp_groups=1, stages=9, epi_slots=1),
     TileConfig(16, 72, warp_groups=1, stages=9, epi_slots=1),

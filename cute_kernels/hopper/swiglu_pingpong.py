@@ -63,9 +63,9 @@ class TwoLoopConfig(TileConfig):
 
 
 CONFIGS = (
-    TwoLoopConfig(128, 96, cluster=(2, 1), stages=7, epi_slots=1),
-    TwoLoopConfig(128, 96, cluster=(1, 2), stages=7, epi_slots=1),
-    TwoLoopConfig(128, 80, cluster=(2, 1), stages=7, epi_slots=1),
+    TwoLoopConfig(128, 96, cluster=(2, 1), stages=7, epi_slots=3),
+    TwoLoopConfig(128, 96, cluster=(1, 2), stages=7, epi_slots=3),
+    TwoLoopConfig(128, 80, cluster=(2, 1), stages=7, epi_slots=4),
     TwoLoopConfig(128, 64, cluster=(2, 1), stages=8, epi_slots=2),
     TwoLoopConfig(64, 192, cluster=(2, 1), stages=6, epi_slots=1),
     TwoLoopConfig(64, 128, cluster=(2, 1), stages=8, epi_slots=1),

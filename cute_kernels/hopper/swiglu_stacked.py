@@ -15,10 +15,10 @@ CONFIGS = (
     # prefill: pingpong in pairs of CTAs; the width that fills the last wave best
     *(
         TileConfig(128, t, cluster=(2, 1), stages=stages, epi_slots=slots, schedule="pingpong")
-        for t, stages, slots in ((64, 6, 2), (72, 6, 1), (80, 5, 1), (88, 5, 1), (96, 5, 1), (56, 7, 1))
+        for t, stages, slots in ((64, 6, 2), (72, 6, 1), (80, 5, 4), (88, 5, 1), (96, 5, 3), (56, 7, 1))
     ),
     # one wave of a few hundred rows: no second tile to hide an epilogue under
-    TileConfig(128, 80, cluster=(2, 1), stages=5, epi_slots=1),
+    TileConfig(128, 80, cluster=(2, 1), stages=6, epi_slots=1),
     TileConfig(128, 128, cluster=(2, 1), stages=4),
     TileConfig(128, 64, cluster=(1, 1), stages=6, epi_slots=1),
     # decode: one consumer, no more rows of x than there are

@@ -421,7 +421,7 @@ def test_the_order_of_05a_is_the_schedulers():
     @cute.jit
     def order(out: cute.Tensor, tiles_m: cutlass.Int32, tiles_n: cutlass.Int32, group: cutlass.Int32):
         for i in range(tiles_m * tiles_n):
-            m, n = scheduler.grouped_tile(cutlass.Int32(i), tiles_m, tiles_n, group)
+            m, n = scheduler.grouped_tile(cutlass.Int32(i), tiles_m, scheduler.divisors(tiles_m, tiles_n, group))
             out[i, 0] = m
             out[i, 1] = n
 

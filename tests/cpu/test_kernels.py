@@ -13,7 +13,7 @@ from cute_kernels import compile as compiling
 from cute_kernels import epilogue as ep
 from cute_kernels import reference, registry, validate
 from cute_kernels.hopper import kernel as skeleton
-from cute_kernels.hopper import trace
+from cute_kernels.hopper import scheduler, trace
 from cute_kernels.hopper.choose import choose, predicted_seconds
 from cute_kernels.hopper.config import SMEM_CAPACITY
 
@@ -66,10 +66,24 @@ def test_instructions(compiled, name, config, dtype):
     # one fence and one wait a k-tile (first and loop): ptxas has not put them around every single WGMMA
     assert c.mnemonics["WARPGROUP.ARRIVE"] == c.mnemonics["WARPGROUP.DEPBAR.LE"] == 2 * loops
     assert "CALL" not in c.instructions  # no slow division in the activation
-    if spec.gated:
-        per_thread = config.group_rows * config.tile_n // 128
-        assert c.instructions["MUFU.EX2"] == per_thread  # one ex2 and one rcp of an output element
-        assert c.instructions["MUFU.RCP"] >= per_thread
+    assert "I2F" not in c.instructions  # nor one of integers: the walk over the tiles multiplies and shifts
+    per_thread = config.group_rows * config.tile_n // 128 if spec.gated else 0
+    assert c.instructions.get("MUFU.EX2", 0) == per_thread  # one ex2 and one rcp of an output element
+    assert c.instructions.get("MUFU.RCP", 0) == per_thread
+
+
+@pytest.mark.parametrize(("name", "config", "dtype"), CASES, ids=IDS)
+def test_weights_are_prefetched_before_the_wait(compiled, name, config, dtype):
+    """One prefetch to L2 for each B operand of a stage, ahead of griddepcontrol.wait, and every load into shared memory behind it."""
+    spec = registry.get(name)
+    operations = re.findall(
+        r"cp\.async\.bulk\.(prefetch\.tensor|tensor)\.2d(?!\.global)|(griddepcontrol\.wait)",
+        compiled(name, config, dtype).ptx,
+    )
+    found = [a or b for a, b in operations]
+    first = found.index("griddepcontrol.wait")
+    assert found[:first] == ["prefetch.tensor"] * (2 if name == "swiglu_stacked" else 1)
+    assert "prefetch.tensor" not in found[first:] and "tensor" in found[first:]
 
 
 @pytest.mark.parametrize(("name", "config", "dtype"), CASES, ids=IDS)
@@ -184,7 +198,8 @@ def test_a_group_larger_than_the_output_does_not_overflow():
 
     @cute.jit
     def probe(out: cute.Tensor, kernel: cutlass.Constexpr):
-        place = skeleton.Walk(cutlass.Int32(1), cutlass.Int32(1 << 19), 0, 1, 0, 0)
+        size = cutlass.Int32(1), cutlass.Int32(1 << 19)
+        place = skeleton.Walk(*size, scheduler.divisors(*size, kernel.config.group), 0, 1, 0, 0)
         out[0], out[1] = kernel.tile(place, cutlass.Int32(5))
 
     config = ck.TileConfig(64, 16, warp_groups=1, stages=2, epi_slots=1, group=4096)
@@ -203,7 +218,7 @@ def test_the_next_kernel_may_start_only_when_the_one_before_has_ended():
     for early in (False, True):
         ptx = registry.get("swiglu_stacked").compile(variant=skeleton.Variant(early_weights=early)).ptx
         events = re.findall(r"griddepcontrol\.(\w+)", ptx)
-        assert events == ["wait", "launch_dependents"] * (2 if early else 1)
+        assert events == ["wait", "launch_dependents"] * 2  # of the producer and of the consumers
 
 
 @pytest.mark.parametrize("name", ["gemm", "swiglu_pingpong"])

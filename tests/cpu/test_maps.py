@@ -104,7 +104,7 @@ def test_rasterisation_visits_every_tile_once(tiles_m, tiles_n, group):
     @cute.jit
     def walk(out: cute.Tensor, rows: cutlass.Int32, columns: cutlass.Int32, size: cutlass.Int32):
         for i in range(rows * columns):
-            m, n = scheduler.grouped_tile(cutlass.Int32(i), rows, columns, size)
+            m, n = scheduler.grouped_tile(cutlass.Int32(i), rows, scheduler.divisors(rows, columns, size))
             out[i, 0] = m
             out[i, 1] = n
 

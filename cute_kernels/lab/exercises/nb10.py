@@ -332,7 +332,6 @@ def _counts(pair: Callable) -> str:
     ours, finished = _compiled(spec, function), _compiled(spec, gated.product("swiglu_oai"))
     results = config.tile_m * config.tile_n // 128
     found = {name: ours.instructions.get(name, 0) for name in ("MUFU.EX2", "MUFU.RCP", "CALL")}
-    found["MUFU.RCP"] -= finished.instructions["MUFU.RCP"] - results  # those of the walk over the tiles
     setting = f"In the interleaved kernel for sm_90a, {results} results a thread: "
     divides = (
         "fp32 division is a routine with a slow path, or a dozen instructions in place. rcp_approx is one, and 1 + 2^x is "
