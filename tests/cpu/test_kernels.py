@@ -74,8 +74,7 @@ def test_instructions(compiled, name, config, dtype):
 
 @pytest.mark.parametrize(("name", "config", "dtype"), CASES, ids=IDS)
 def test_weights_are_prefetched_before_the_wait(compiled, name, config, dtype):
-    """One prefetch to L2 for each B operand of a stage, ahead of griddepcontrol.wait, and every load into shared memory behind it."""
-    spec = registry.get(name)
+    """One prefetch to L2 for each B operand of a stage, ahead of griddepcontrol.wait; every load into shared memory behind it."""
     operations = re.findall(
         r"cp\.async\.bulk\.(prefetch\.tensor|tensor)\.2d(?!\.global)|(griddepcontrol\.wait)",
         compiled(name, config, dtype).ptx,
