@@ -141,13 +141,12 @@ def explain(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor, tile: tupl
         if inside.numel() and (inside < half).all() and bad.shape[axis] >= tile[axis]:
             who = ": the first warp group's share of a tile" if axis == 0 else ""
             return f"only {name} 0..{half - 1} of each tile are wrong{tail}{who}"
-    tiles_bad = {
-        (int(m) // tile[0], int(n) // tile[1])
-        for m, n in zip(*(x.tolist() for x in bad.nonzero(as_tuple=True)), strict=True)
-    }
-    total = -(-rows // tile[0]) * -(-columns // tile[1])
+    across = -(-columns // tile[1])
+    total = -(-rows // tile[0]) * across
+    m, n = bad.nonzero(as_tuple=True)
+    tiles_bad = (m // tile[0] * across + n // tile[1]).unique().tolist()  # sorted
     if len(tiles_bad) < total:
-        some = ", ".join(map(str, sorted(tiles_bad)[:4]))
+        some = ", ".join(str(divmod(t, across)) for t in tiles_bad[:4])
         return f"{len(tiles_bad)} of {total} tiles hold all wrong elements{tail}: {some}"
     return f"wrong elements are scattered over all {total} tiles{tail}: a race, or single registers in the wrong place"
 

@@ -1,6 +1,7 @@
 """The lab's checks find planted faults and name them; its timings are medians of turns; its pictures show the numbers."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -52,6 +53,18 @@ def test_n_tail_and_transpose():
     assert "only columns from 256 on are wrong: the N tail" in str(check.compare(out, ref))
     _, square = result(256, 256)
     assert "transpose" in str(check.compare(square.T.contiguous(), square))
+
+
+def test_millions_of_wrong_elements_are_explained_at_once():
+    """Counted one by one, half of a large result took as long as a hang is given."""
+    bad = torch.zeros(4096, 8192, dtype=torch.bool)
+    bad[:, ::2] = True
+    bad[128:256, 256:384] = False
+    value = torch.ones_like(bad, dtype=torch.float32)
+    began = time.perf_counter()
+    said = check.explain(bad, value, value)
+    assert said == "2047 of 2048 tiles hold all wrong elements: (0, 0), (0, 1), (0, 2), (0, 3)"
+    assert time.perf_counter() - began < 3
 
 
 def test_clean_result_passes_and_nan_never_does():
