@@ -46,13 +46,13 @@ STEPS = (
         "04_warp_specialisation",
         "build()",
         False,
-        "a producer warp and two consumers: 128 x 256 tiles ask for a third fewer bytes per operation; TMA store",
+        "a producer warp and two consumers: 128 x 256 tiles ask for a quarter fewer bytes per operation; TMA store",
     ),
     Step(
         "05_persistent_tiles",
         "build(BASE.with_(cluster=(2, 1)))",
         True,
-        "CTAs stay: the next tile loads under the store; pairs of CTAs fetch B once",
+        "CTAs stay: the next tile loads under the store, set-up and first load are paid once",
     ),
     Step("06_pingpong", "build(PINGPONG)", True, "one consumer stores under the other's multiplication"),
 )
