@@ -16,7 +16,7 @@ from ._target import default_target  # noqa: E402
 
 default_target()
 
-from . import reference  # noqa: E402
+from . import ops, reference  # noqa: E402, F401
 from .api import gemm, swiglu, swiglu_interleaved, warmup  # noqa: E402
 from .compile import (  # noqa: E402
     Compiled,
@@ -30,7 +30,9 @@ from .compile import (  # noqa: E402
     fake_vector,
 )
 from .device import UnsupportedDevice  # noqa: E402
+from .fusion import Fusion, fuse, fuse_compiled  # noqa: E402
 from .hopper.config import ConfigError, TileConfig  # noqa: E402
+from .modules import SwiGLU, SwiGLUMLP  # noqa: E402
 from .registry import KernelSpec, kernels  # noqa: E402
 from .weights import Interleaved, deinterleave, interleave  # noqa: E402
 
@@ -39,8 +41,11 @@ __all__ = [
     "CompileError",
     "Compiled",
     "ConfigError",
+    "Fusion",
     "Interleaved",
     "KernelSpec",
+    "SwiGLU",
+    "SwiGLUMLP",
     "TileConfig",
     "UnsupportedDevice",
     "build",
@@ -51,6 +56,8 @@ __all__ = [
     "env_stream",
     "fake_matrix",
     "fake_vector",
+    "fuse",
+    "fuse_compiled",
     "gemm",
     "interleave",
     "kernels",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -11,20 +12,28 @@ from torch.autograd import forward_ad
 from . import device as devices
 from . import epilogue as epilogues
 from . import launch as launching
-from . import registry
+from . import registry, unfused
 from .compile import dtype_name
 from .hopper import gated, visitor
 from .hopper.kernel import Variant
 from .hopper.swiglu_pingpong import TwoLoopConfig
 from .reference import GATED
-from .weights import Interleaved, interleave
+from .weights import Interleaved, interleave, split
 
 DEVICE = "cuda"  # tests that check arguments without a GPU set it to "cpu"
 DTYPES = (torch.bfloat16, torch.float16)
 OUT_DTYPES = (*DTYPES, torch.float32)
 ALIGN = 16  # bytes: TMA's rule for base addresses and row pitches
 STEP = ALIGN // 2  # the same in elements
-_FUSED = {"stacked": "swiglu_stacked", "pingpong": "swiglu_pingpong"}
+#: `swiglu(kernel=...)` -> the finished kernels that it may run
+GATED_KERNELS = {
+    "auto": ("swiglu_stacked", "swiglu_pingpong"),
+    "stacked": ("swiglu_stacked",),
+    "pingpong": ("swiglu_pingpong",),
+    "interleaved": ("swiglu_interleaved",),
+    "torch": (),
+}
+DISABLED = os.environ.get("CUTE_KERNELS_DISABLE", "") not in ("", "0")  # PyTorch's kernels everywhere
 
 
 def gemm(
@@ -45,10 +54,33 @@ def gemm(
     inputs. out_dtype: bf16, fp16 or fp32, default out's, else a's.
     epilogue: an expression over the accumulator, such as ep.gelu(ep.acc + ep.row(bias)), see cute_kernels.epilogue.
     config: one of the kernel's `.configs`, default chosen by shape.
-    Returns out. No backward: call it under torch.no_grad() when an input requires grad.
+    Returns out. Differentiable by a and b, but for an epilogue and out=. Under torch.compile an epilogue breaks the graph.
     Raises TypeError, ValueError, ConfigError, UnsupportedDevice, and CompileError for an epilogue's function that does not
     compile, before anything is launched.
     """
+    if DISABLED:
+        return unfused.gemm(a, b, out, out_dtype, epilogue)
+    if _for_an_operator(a, b):
+        if epilogue is not None and torch.compiler.is_compiling():
+            return _run_gemm_apart(a, b, out, out_dtype, epilogue, config)
+        if epilogue is None:
+            _check_types({"a": a, "b": b})
+            _check_followed(out)
+            dtype = out.dtype if out_dtype is None and out is not None else out_dtype
+            name = _config_name(config, ("gemm",))
+            return _into(out, torch.ops.cute_kernels.gemm(a, b, out_dtype=dtype, config=name))
+    return run_gemm(a, b, out, out_dtype, epilogue, config)
+
+
+def run_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    epilogue: Any,
+    config: Any,
+) -> torch.Tensor:
+    """`gemm` itself; autograd does not follow it."""
     if out_dtype is not None and out_dtype not in OUT_DTYPES:
         raise TypeError(f"out_dtype is {out_dtype!r}, must be torch.bfloat16, torch.float16 or torch.float32")
     if out_dtype is None and isinstance(out, torch.Tensor):
@@ -97,37 +129,55 @@ def swiglu(
     predicts to be fastest, and "torch" when a gradient is asked for.
     early_weights: let the kernel read the weights before the kernel ahead of it in the stream has ended. Right only if that one
     does not write them; never done unasked.
+    Differentiable by x, weights and biases, but for out=: the backward pass computes gate and up again, with PyTorch's kernels.
+    With CUTE_KERNELS_DISABLE=1 in the environment every kernel is "torch".
     """
-    kernels = ("auto", *_FUSED, "interleaved", "torch")
-    if kernel not in kernels:
-        raise ValueError(f"kernel is {kernel!r}, allowed: {', '.join(map(repr, kernels))}")
-    _check_activation(activation)
-    if kernel == "torch" and config is not None:
-        raise ValueError("config is given, but kernel='torch' has none")
+    check_kernel(kernel, activation, config)
+    tensors = (x, w_gate, w_up, bias_gate, bias_up)
+    if DISABLED or (kernel == "auto" and config is None and any(map(_has_tangent, tensors))):
+        kernel, config = "torch", None
+    if kernel != "torch" and _for_an_operator(*tensors):
+        _check_types({who: t for who, t in zip(("x", "w_gate", "w_up"), tensors, strict=False)})
+        _check_followed(out)
+        y = torch.ops.cute_kernels.swiglu(
+            *tensors,
+            activation=activation,
+            use=kernel,
+            config=_config_name(config, GATED_KERNELS[kernel]),
+            early_weights=early_weights,
+        )
+        return _into(out, y)
+    return run_swiglu(*tensors, activation, out, kernel, config, early_weights)
+
+
+def run_swiglu(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    activation: str,
+    out: torch.Tensor | None,
+    kernel: str,
+    config: Any,
+    early_weights: bool,
+) -> torch.Tensor:
+    """`swiglu` itself; autograd follows kernel "torch" alone."""
+    check_kernel(kernel, activation, config)
     biases = {"bias_gate": bias_gate, "bias_up": bias_up}
-    if kernel == "torch" or (
-        kernel == "auto" and config is None and _differentiates(x, w_gate, w_up, *biases.values())
-    ):
+    if kernel == "torch":
         _check_torch(x, w_gate, w_up, out, biases)
         return _torch_swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
     if kernel == "interleaved":
         _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
-        return swiglu_interleaved(
-            x,
-            interleave(w_gate, w_up),
-            bias=_interleaved_bias(w_gate, biases),
-            activation=activation,
-            out=out,
-            config=config,
-            early_weights=early_weights,
-        )
+        packed, bias = interleave(w_gate, w_up), _interleaved_bias(w_gate, biases)
+        return run_interleaved(x, packed, bias, activation, out, config, early_weights)
     rows, out2d, result = _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
     given = {who: t for who, t in biases.items() if t is not None}
     operands = tuple(_vector(who, t, w_gate.shape[0], out2d) for who, t in given.items())
-    auto = (
-        "swiglu_pingpong" if isinstance(config, TwoLoopConfig) else "swiglu_stacked"
-    )  # a configuration says for which it is
-    name = _FUSED.get(kernel, auto)
+    name, *_ = GATED_KERNELS[kernel]
+    if kernel == "auto" and isinstance(config, TwoLoopConfig):  # a configuration says for which it is
+        name = "swiglu_pingpong"
     if kernel == "auto" and config is None and not launching.fuses(rows, w_gate.shape[0]):
         return _torch_swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
     if result.numel():
@@ -154,16 +204,37 @@ def swiglu_interleaved(
     """silu(x @ w_gate.T) * (x @ w_up.T) from one packed weight: Kernel-2, whose epilogue is PairMulStore.
 
     x: (M, K) or (..., K), bf16 or fp16; w: what `interleave(w_gate, w_up)` returned, (2N, K); result (..., N).
-    bias: `interleave(bias_gate, bias_up)`, (2N,). activation, early_weights: as for `swiglu`.
+    bias: `interleave(bias_gate, bias_up)`, (2N,). activation, early_weights, gradients: as for `swiglu`.
     Shapes, alignment, out and errors as for `gemm`; TypeError for a plain tensor as w, which does not say how it is packed.
     """
+    packed = _packed(w, bias)
     _check_activation(activation)
-    for who, t in {"w": w, **({} if bias is None else {"bias": bias})}.items():
-        if not isinstance(t, Interleaved):
-            raise TypeError(
-                f"{who} is a {type(t).__name__}, must be an Interleaved: pass interleave(gate, up), or Interleaved.wrap({who}) "
-                "if its rows are gate 0, up 0, gate 1, ... already"
-            )
+    if DISABLED:
+        both, biases = (None if t is None else split(t, "interleaved") for t in packed)
+        return run_swiglu(x, *both, *(biases or (None, None)), activation, out, "torch", None, False)
+    if _for_an_operator(x, *packed):
+        _check_types({"x": x})
+        _check_followed(out)
+        name = _config_name(config, ("swiglu_interleaved",))
+        y = torch.ops.cute_kernels.swiglu_interleaved(
+            x, *packed, activation=activation, config=name, early_weights=early_weights
+        )
+        return _into(out, y)
+    return run_interleaved(x, w, bias, activation, out, config, early_weights)
+
+
+def run_interleaved(
+    x: torch.Tensor,
+    w: Interleaved,
+    bias: Interleaved | None,
+    activation: str,
+    out: torch.Tensor | None,
+    config: Any,
+    early_weights: bool,
+) -> torch.Tensor:
+    """`swiglu_interleaved` itself; autograd does not follow it."""
+    _packed(w, bias)
+    _check_activation(activation)
     rows, out2d, result = _arguments(x, {"w": w.tensor}, out, "x", fold=2)
     operands, tree = (), None
     if bias is not None:
@@ -198,7 +269,68 @@ def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype
     launching.launch(spec.name, a, tuple(b), out, config)
 
 
+@torch.compiler.disable
+def _run_gemm_apart(*args: Any) -> torch.Tensor:
+    return run_gemm(*args)
+
+
+def _config_name(config: Any, kernels: tuple[str, ...]) -> str:
+    """The name under which an operator finds `config`, "" for None."""
+    if config is None:
+        return ""
+    if not any(config == c for kernel in kernels for c in registry.get(kernel).configs):
+        raise ValueError(
+            f"config {getattr(config, 'name', config)!r} is none of {', '.join(kernels)}'s .configs: under torch.compile, and "
+            "where a gradient is asked for, it must be one of them"
+        )
+    return config.name
+
+
+def config_named(name: str, kernels: tuple[str, ...]) -> Any:
+    """The configuration of that name of one of these kernels, None for "". Raises ValueError."""
+    if not name:
+        return None
+    for kernel in kernels:
+        for config in registry.get(kernel).configs:
+            if config.name == name:
+                return config
+    raise ValueError(f"config is {name!r}, no name of a configuration of {', '.join(kernels) or 'kernel torch'}")
+
+
+def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
+    """What an operator returned, in the caller's `out`."""
+    return result if out is None else out.copy_(result)
+
+
 # ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_kernel(kernel: Any, activation: Any, config: Any = None) -> None:
+    if kernel not in GATED_KERNELS:
+        raise ValueError(f"kernel is {kernel!r}, allowed: {', '.join(map(repr, GATED_KERNELS))}")
+    _check_activation(activation)
+    if kernel == "torch" and config is not None:
+        raise ValueError("config is given, but kernel='torch' has none")
+
+
+def _packed(w: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The tensors of a packed weight and its bias."""
+    for who, t in {"w": w, **({} if bias is None else {"bias": bias})}.items():
+        if not isinstance(t, Interleaved):
+            raise TypeError(
+                f"{who} is a {type(t).__name__}, must be an Interleaved: pass interleave(gate, up), or Interleaved.wrap({who}) "
+                "if its rows are gate 0, up 0, gate 1, ... already"
+            )
+    return w.tensor, None if bias is None else bias.tensor
+
+
+def _check_followed(out: torch.Tensor | None) -> None:
+    """Autograd cannot follow a result into the caller's memory."""
+    if out is not None and not torch.compiler.is_compiling():
+        raise ValueError(
+            "out is given and an input requires grad: autograd does not follow out=; leave it away, or call under "
+            "torch.no_grad()"
+        )
 
 
 def _arguments(
@@ -477,14 +609,23 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 # ---- dispatch --------------------------------------------------------------------------------------------------------
 
 
+def _for_an_operator(*tensors: Any) -> bool:
+    """Whether PyTorch has to see an operator: it traces, or a gradient is asked for."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+
+
 def _differentiates(*tensors: Any) -> bool:
-    """Whether autograd, in either direction, follows one of these: what "auto" hands to PyTorch."""
-    found = [t for t in tensors if isinstance(t, torch.Tensor)]
-    return (torch.is_grad_enabled() and any(t.requires_grad for t in found)) or any(map(_has_tangent, found))
+    """Whether autograd, in either direction, follows one of these."""
+    requires_grad = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+    return requires_grad or any(map(_has_tangent, tensors))
 
 
-def _has_tangent(t: torch.Tensor) -> bool:
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None
+def _has_tangent(t: Any) -> bool:
+    if forward_ad._current_level < 0 or not isinstance(t, torch.Tensor):
+        return False
+    return forward_ad.unpack_dual(t).tangent is not None
 
 
 def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any]) -> None:

@@ -48,8 +48,8 @@ def swiglu_table() -> str:
         "*eager*: two GEMMs and two pointwise kernels; *torch.compile*: the same, compiled in its default mode; *stacked + "
         "pointwise*: one GEMM on [gate; up] and one compiled pointwise kernel; *bare GEMM*: cuBLAS on x (M, K) and the weights "
         "stacked to (2N, K), no activation, a yardstick and no contender; *Kernel-1*, *Kernel-2*, *stacked*: each of ours with "
-        "the configuration that its rule chooses, the weights of Kernel-2 packed before; *over eager*: eager's time / ours; *error*: "
-        "||out - ref|| / ||ref|| against fp32, ours / eager's.\n\n"
+        "the configuration that its rule chooses, the weights of Kernel-2 packed before; *over eager*: eager's time / ours; "
+        "*error*: ||out - ref|| / ||ref|| against fp32, ours / eager's.\n\n"
         f"{text}\n\n" + "\n".join(means) + "\n"
     )
 

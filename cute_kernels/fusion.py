@@ -1,0 +1,223 @@
+"""Fusion for models that know nothing of this package: `fuse` swaps the gated MLPs of a model, `fuse_compiled` adds a pass to
+torch.compile, which by itself cannot put two GEMMs and what joins them into one kernel. Both are off until they are called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from . import api, device
+from .modules import SwiGLUMLP
+
+
+@dataclass
+class Fusion:
+    """What `fuse` did. names: the modules that it replaced. skipped: name -> why a gated MLP was left as it is."""
+
+    names: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+def fuse(model: nn.Module) -> Fusion:
+    """Replace the gated MLPs inside a model (modules with gate_proj, up_proj, down_proj and act_fn, such as transformers'
+    Qwen2MLP and LlamaMLP) by `SwiGLUMLP`s that share their parameters; names in the state_dict stay.
+
+    A candidate is tried on two random rows first, beside its replacement: what computes something else is skipped, and the
+    result says why. In place; returns a `Fusion`. An MLP that is the whole model: use SwiGLUMLP.from_hf.
+    """
+    done = Fusion()
+    for name, mlp in list(model.named_modules()):
+        if isinstance(mlp, SwiGLUMLP) or not all(hasattr(mlp, part) for part in PARTS):
+            continue
+        if not name:
+            done.skipped[name] = "it is the model itself: use SwiGLUMLP.from_hf(model)"
+            continue
+        try:
+            fused = SwiGLUMLP.from_hf(mlp)
+            _check_same(mlp, fused)
+        except (TypeError, ValueError) as why:
+            done.skipped[name] = str(why)
+            continue
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, fused)
+        done.names.append(name)
+    return done
+
+
+def _check_same(mlp: nn.Module, fused: SwiGLUMLP) -> None:
+    """ValueError unless both make the same of two random rows."""
+    weight = fused.gate_proj.weight
+    if any((mlp._forward_hooks, mlp._forward_pre_hooks, mlp._backward_hooks, mlp._backward_pre_hooks)):
+        raise ValueError("it has hooks, which its replacement would not have")
+    if weight.is_meta:
+        raise ValueError("its weights are on the meta device, so it cannot be tried")
+    with torch.no_grad(), torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []):
+        x = torch.randn(2, weight.shape[1], dtype=torch.float32).to(weight.device, weight.dtype)
+        want, got = mlp(x), fused(x)
+    scale = want.float().abs().max().item() if isinstance(want, torch.Tensor) and want.shape == got.shape else 0.0
+    if not isinstance(want, torch.Tensor) or want.shape != got.shape:
+        raise ValueError("its result has another form than that of down(act(gate(x)) * up(x))")
+    if not (got.float() - want.float()).abs().max().item() <= 0.02 * scale:
+        raise ValueError("it computes something else than down(act(gate(x)) * up(x))")
+
+
+# ---- torch.compile ---------------------------------------------------------------------------------------------------
+
+#: activations in a traced graph -> member of the gated family
+ACTIVATIONS = {F.silu: "swiglu", F.gelu: "geglu", F.relu: "reglu", torch.relu: "reglu", torch.sigmoid: "glu"}
+LINEAR = (F.linear, torch._C._nn.linear)
+PRODUCTS = (operator.matmul, torch.matmul, torch.mm)
+
+
+class GatedPass:
+    """act(x @ w1.T + b1) * (x @ w2.T + b2) -> torch.ops.cute_kernels.swiglu, on the graph that Inductor gets from Dynamo.
+
+    count: gated pairs that it has fused so far; a graph that comes fused from Inductor's cache on disk is not counted again.
+    before: a pass that was set already and runs first.
+    """
+
+    def __init__(self, before: Any = None):
+        from torch._inductor import custom_graph_pass  # a second to import, so only where it is wanted
+        from torch._inductor import pattern_matcher as pm
+
+        custom_graph_pass.CustomGraphPass.register(GatedPass)  # one with a uuid, whose graphs Inductor may cache
+
+        self.count, self.before = 0, before
+        self.patterns = pm.PatternMatcherPass(pass_name="cute_kernels_gated")
+        for function in ACTIVATIONS:
+            for gate_first in (True, False):
+                gate = pm.CallFunction(function, pm.KeywordArg("gate"))  # whatever its keyword arguments are
+                pair = (gate, pm.KeywordArg("up")) if gate_first else (pm.KeywordArg("up"), gate)
+                pm.register_graph_pattern(
+                    pm.CallFunction((operator.mul, torch.mul), *pair),
+                    extra_check=_is_gated,
+                    pass_dict=self.patterns,
+                )(self._replace)
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        if self.before is not None:
+            self.before(graph)
+        self.patterns.apply(graph)
+
+    def uuid(self) -> str:
+        """Tells Inductor's caches which pass made a graph."""
+        text = inspect.getsource(inspect.getmodule(type(self)))
+        before = self.before.uuid() if hasattr(self.before, "uuid") else repr(self.before)
+        return hashlib.sha256(f"{text}{before}".encode()).hexdigest()
+
+    def _replace(self, match: Any, gate: Any, up: Any) -> None:
+        (x, w_gate, b_gate), (_, w_up, b_up) = _product(gate), _product(up)
+        old = match.output_node()
+        (activated,) = gate.users
+        activation = ACTIVATIONS[activated.target]
+        if activated.kwargs.get("approximate") == "tanh":
+            activation = "geglu_tanh"
+        with match.graph.inserting_before(old):
+            new = match.graph.call_function(
+                torch.ops.cute_kernels.swiglu.default,
+                (x, w_gate, w_up, b_gate, b_up),
+                {"activation": activation, "fallback": True},
+            )
+        new.meta.update(old.meta)
+        old.replace_all_uses_with(new)
+        match.graph.erase_node(old)
+        for node in match.nodes[::-1]:
+            if node is not old and not node.users:
+                match.graph.erase_node(node)
+        for node in (gate, up):
+            if not node.users:
+                match.graph.erase_node(node)
+        self.count += 1
+
+
+def fuse_compiled(on: bool = True) -> GatedPass | None:
+    """Let torch.compile (Inductor) fuse gated pairs from now on, or (on=False) no longer; graphs that are compiled stay.
+
+    Returns the pass, whose `count` says how many pairs it has fused; None when switched off. A pass of somebody else's that
+    Inductor's config holds already still runs, first.
+    """
+    from torch._inductor import config
+
+    current = config.pre_grad_custom_pass
+    if on:
+        if not isinstance(current, GatedPass):
+            config.pre_grad_custom_pass = GatedPass(current)
+        return config.pre_grad_custom_pass
+    if isinstance(current, GatedPass):
+        config.pre_grad_custom_pass = current.before
+    return None
+
+
+def _value(node: Any) -> torch.Tensor | None:
+    """The fake tensor that Dynamo saw there."""
+    found = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _transposed(node: Any) -> Any:
+    """w, where node is w.T of a matrix, else None."""
+    if not isinstance(node, torch.fx.Node) or not node.args or _value(node.args[0]) is None:
+        return None
+    source, *rest = node.args
+    if _value(source).dim() != 2:
+        return None
+    if node.op == "call_function" and node.target is getattr:
+        return source if rest[0] in ("T", "mT") else None
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    swapped = {tuple(r % 2 for r in rest if isinstance(r, int))} == {(0, 1)} or tuple(rest) in ((1, 0), (-1, -2))
+    if name == "t" or (name in ("transpose", "swapaxes") and len(rest) == 2):
+        return source
+    return source if name == "permute" and (swapped or rest == [(1, 0)]) and rest[0] not in (0,) else None
+
+
+def _product(node: Any) -> tuple[Any, Any, Any] | None:
+    """(x, weight (N, K), bias or None) where node is x @ weight.T + bias, else None."""
+    if not isinstance(node, torch.fx.Node) or node.op != "call_function":
+        return None
+    if node.target in LINEAR and not node.kwargs and len(node.args) >= 2:
+        x, weight, *bias = node.args
+        return x, weight, bias[0] if bias else None
+    if node.target in PRODUCTS and not node.kwargs and len(node.args) == 2:
+        weight = _transposed(node.args[1])
+        return None if weight is None else (node.args[0], weight, None)
+    return None
+
+
+def _is_gated(match: Any) -> bool:
+    """Two products of one x that nobody else needs, of a kind that the fused kernel takes."""
+    gate, up = match.kwargs["gate"], match.kwargs["up"]
+    parts = _product(gate), _product(up)
+    if gate is up or None in parts:
+        return False
+    (x, w_gate, b_gate), (same, w_up, b_up) = parts
+    if x is not same or len(gate.users) > 1 or len(up.users) > 1:
+        return False
+    values = [_value(node) for node in (x, w_gate, w_up)]
+    biases = [_value(b) for b in (b_gate, b_up) if b is not None]
+    if any(v is None for v in (*values, *biases)) or _value(gate) is None:
+        return False
+    dtypes = {v.dtype for v in (*values, _value(gate), _value(up))}
+    if len(dtypes) > 1 or not dtypes <= set(api.DTYPES) or not {b.dtype for b in biases} <= set(api.OUT_DTYPES):
+        return False
+    n, k = values[1].shape
+    if values[1].shape != values[2].shape or n % api.STEP or k % api.STEP or values[0].device.type != api.DEVICE:
+        return False
+    try:
+        return device.target(values[0].device) == "sm_90a"
+    except device.UnsupportedDevice:
+        return False

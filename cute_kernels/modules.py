@@ -1,0 +1,159 @@
+"""Gated MLPs as nn.Modules whose parameters are named as in transformers' Qwen2MLP and LlamaMLP, so that state_dicts fit.
+
+What the fused kernel does not take (another device or dtype, sizes that are no multiples of 8) runs as PyTorch's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .reference import GATED
+
+
+class SwiGLU(nn.Module):
+    """silu(gate_proj(x)) * up_proj(x), or another of the gated family, in one kernel: (..., hidden) -> (..., intermediate).
+
+    hidden, intermediate: sizes K and N. bias: of both projections. activation: as for `cute_kernels.swiglu`.
+    device, dtype: of the parameters, as for nn.Linear. Raises ValueError for an unknown activation.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool = False,
+        activation: str = "swiglu",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.activation = _known(activation)
+        self.gate_proj, self.up_proj = (
+            nn.Linear(hidden, intermediate, bias=bias, device=device, dtype=dtype) for _ in range(2)
+        )
+
+    @classmethod
+    def from_linear(cls, gate: nn.Linear, up: nn.Linear, *, activation: str = "swiglu") -> SwiGLU:
+        """From two nn.Linear of equal shape, whose parameters it shares. Raises TypeError, ValueError."""
+        _check_linear(gate=gate, up=up)
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.activation, made.gate_proj, made.up_proj = _known(activation), gate, up
+        return made.train(gate.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_proj, self.up_proj
+        return gated(x, gate.weight, up.weight, gate.bias, up.bias, self.activation)
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}"
+
+
+class SwiGLUMLP(SwiGLU):
+    """down_proj(silu(gate_proj(x)) * up_proj(x)): (..., hidden) -> (..., hidden), the MLP of Qwen, Llama and their kin.
+
+    Parameters as for `SwiGLU`; bias: of all three projections.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool = False,
+        activation: str = "swiglu",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(hidden, intermediate, bias=bias, activation=activation, device=device, dtype=dtype)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias, device=device, dtype=dtype)
+
+    @classmethod
+    def from_linear(cls, gate: nn.Linear, up: nn.Linear, down: nn.Linear, *, activation: str = "swiglu") -> SwiGLUMLP:
+        """From three nn.Linear, whose parameters it shares. Raises TypeError, ValueError."""
+        _check_linear(down=down)
+        made = super().from_linear(gate, up, activation=activation)
+        if down.in_features != gate.out_features:
+            raise ValueError(f"down takes {down.in_features} features, gate and up give {gate.out_features}")
+        made.down_proj = down
+        return made
+
+    @classmethod
+    def from_hf(cls, mlp: nn.Module) -> SwiGLUMLP:
+        """From a transformers MLP with gate_proj, up_proj, down_proj and act_fn (Qwen2MLP, LlamaMLP, ...), whose parameters it
+        shares: `load_state_dict` of either fits the other. Raises TypeError, ValueError for what is no such MLP."""
+        parts = {name: getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")}
+        _check_linear(**parts)
+        activation = activation_of(getattr(mlp, "act_fn", None))
+        return cls.from_linear(*parts.values(), activation=activation).train(mlp.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(super().forward(x))
+
+
+def gated(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    activation: str,
+) -> torch.Tensor:
+    """The operator with its fallback; under autocast in autocast's dtype, as nn.Linear is."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        x, w_gate, w_up = x.to(dtype), w_gate.to(dtype), w_up.to(dtype)
+        with torch.autocast(kind, enabled=False):
+            return gated(x, w_gate, w_up, bias_gate, bias_up, activation)
+    return torch.ops.cute_kernels.swiglu(x, w_gate, w_up, bias_gate, bias_up, activation=activation, fallback=True)
+
+
+#: what may stand for the gate of a family's member
+GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu_tanh": lambda gate: F.gelu(gate, approximate="tanh"),
+    "reglu": F.relu,
+    "glu": torch.sigmoid,
+}
+
+
+def activation_of(function: Any) -> str:
+    """The gated family's name for an activation function or module, told by what it computes. Raises TypeError, ValueError."""
+    if not callable(function):
+        raise TypeError(f"act_fn is a {type(function).__name__}, must be callable")
+    probe = torch.linspace(-8, 8, 1001)
+    with torch.no_grad():
+        got = function(probe.clone())
+    for name, gate in GATES.items():
+        if isinstance(got, torch.Tensor) and got.shape == probe.shape and torch.allclose(got, gate(probe), 1e-4, 1e-6):
+            return name
+    raise ValueError(f"act_fn {function!r} is none of the gates {', '.join(GATES)}")
+
+
+def _known(activation: Any) -> str:
+    if activation not in GATED:
+        raise ValueError(f"activation is {activation!r}, allowed: {', '.join(map(repr, GATED))}")
+    return activation
+
+
+def _check_linear(**layers: Any) -> None:
+    """nn.Linear and nothing that does more, with weights of one shape for gate and up."""
+    for name, layer in layers.items():
+        if type(layer) is not nn.Linear:
+            raise TypeError(f"{name} is a {type(layer).__name__}, must be an nn.Linear")
+        hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+        if any(hooks):
+            raise ValueError(f"{name} has hooks, which a fused kernel would pass by")
+        if type(layer.weight.data) is not torch.Tensor:
+            raise TypeError(f"{name}.weight is a {type(layer.weight.data).__name__}, must be a plain tensor")
+    shapes = {name: tuple(layer.weight.shape) for name, layer in layers.items() if not name.startswith("down")}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"weights of gate and up must have one shape, these have {shapes}")

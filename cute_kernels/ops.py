@@ -1,0 +1,161 @@
+"""The kernels as PyTorch operators: torch.ops.cute_kernels.gemm, .swiglu and .swiglu_interleaved.
+
+`ck.gemm` and `ck.swiglu` call them where PyTorch has to see an operator: under torch.compile and torch.export, and when a
+gradient is asked for. Shapes, dtypes, layouts and errors are those of the functions in api.py; `config` is a configuration's
+name ("" lets the shape decide), `use` what `swiglu` calls kernel (Inductor has an argument of that name), `fallback` runs
+PyTorch's kernels on what the fused ones do not take.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import api, gradient
+from .device import UnsupportedDevice
+from .weights import Interleaved
+
+LIBRARY = torch.library.Library("cute_kernels", "DEF")
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+
+LIBRARY.define("gemm(Tensor a, Tensor b, *, ScalarType? out_dtype=None, str config='') -> Tensor", tags=TAGS)
+LIBRARY.define(
+    "swiglu(Tensor x, Tensor w_gate, Tensor w_up, Tensor? bias_gate=None, Tensor? bias_up=None, *, str activation='swiglu', "
+    "str use='auto', str config='', bool early_weights=False, bool fallback=False) -> Tensor",
+    tags=TAGS,
+)
+LIBRARY.define(
+    "swiglu_interleaved(Tensor x, Tensor w, Tensor? bias=None, *, str activation='swiglu', str config='', "
+    "bool early_weights=False) -> Tensor",
+    tags=TAGS,
+)
+
+
+# ---- what they compute -----------------------------------------------------------------------------------------------
+
+
+def _gemm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, config: str = "") -> Tensor:
+    return api.run_gemm(a, b, None, out_dtype, None, api.config_named(config, ("gemm",)))
+
+
+def _swiglu(
+    x: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    bias_gate: Tensor | None = None,
+    bias_up: Tensor | None = None,
+    *,
+    activation: str = "swiglu",
+    use: str = "auto",
+    config: str = "",
+    early_weights: bool = False,
+    fallback: bool = False,
+) -> Tensor:
+    tensors = (x, w_gate, w_up, bias_gate, bias_up)
+    try:
+        api.check_kernel(use, activation)
+        found = api.config_named(config, api.GATED_KERNELS[use])
+        y = api.run_swiglu(*tensors, activation, None, use, found, early_weights)
+    except (TypeError, ValueError, UnsupportedDevice):  # before any launch
+        if not fallback:
+            raise
+        y = api.run_swiglu(*tensors, activation, None, "torch", None, False)
+    return y.contiguous()
+
+
+def _swiglu_interleaved(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "swiglu",
+    config: str = "",
+    early_weights: bool = False,
+) -> Tensor:
+    return api.run_interleaved(
+        x,
+        Interleaved(w),
+        None if bias is None else Interleaved(bias),
+        activation,
+        None,
+        api.config_named(config, ("swiglu_interleaved",)),
+        early_weights,
+    )
+
+
+for _name, _function in {"gemm": _gemm, "swiglu": _swiglu, "swiglu_interleaved": _swiglu_interleaved}.items():
+    LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+
+
+# ---- their shapes ----------------------------------------------------------------------------------------------------
+
+
+def _product(a: Tensor, b: Tensor, columns, dtype: torch.dtype | None = None) -> Tensor:
+    torch._check(b.dim() == 2, lambda: f"a weight has shape {tuple(b.shape)}, must be (N, K)")
+    torch._check(
+        a.shape[-1] == b.shape[1], lambda: f"a weight has K = {b.shape[1]} columns, the rows have K = {a.shape[-1]}"
+    )
+    return a.new_empty((*a.shape[:-1], columns), dtype=dtype or a.dtype)
+
+
+@torch.library.register_fake("cute_kernels::gemm", lib=LIBRARY)
+def _(a, b, *, out_dtype=None, config=""):
+    return _product(a, b, b.shape[0], out_dtype)
+
+
+@torch.library.register_fake("cute_kernels::swiglu", lib=LIBRARY)
+def _(x, w_gate, w_up, bias_gate=None, bias_up=None, **how):
+    torch._check(
+        w_gate.shape == w_up.shape,
+        lambda: f"w_gate has shape {tuple(w_gate.shape)}, w_up has {tuple(w_up.shape)}: must be equal",
+    )
+    return _product(x, w_gate, w_gate.shape[0])
+
+
+@torch.library.register_fake("cute_kernels::swiglu_interleaved", lib=LIBRARY)
+def _(x, w, bias=None, **how):
+    return _product(x, w, w.shape[0] // 2)
+
+
+# ---- their gradients -------------------------------------------------------------------------------------------------
+
+
+def _keep_operands(ctx, inputs, keyword_only_inputs, output):
+    ctx.save_for_backward(*inputs)
+    ctx.activation = keyword_only_inputs.get("activation", "swiglu")
+
+
+def _padded(values: tuple, length: int) -> tuple:
+    """Operands, or what is wanted of them; the last ones may be left out of a call."""
+    return (*values, *(None,) * (length - len(values)))
+
+
+def _gemm_backward(ctx, dy):
+    a, b = ctx.saved_tensors
+    rows, dy = a.reshape(-1, a.shape[-1]), dy.reshape(-1, dy.shape[-1]).to(a.dtype)
+    da = (dy @ b).view(a.shape) if ctx.needs_input_grad[0] else None
+    return da, dy.T @ rows if ctx.needs_input_grad[1] else None
+
+
+def _swiglu_backward(ctx, dy):
+    wanted = _padded(ctx.needs_input_grad, 5)
+    found = gradient.of_swiglu(dy, *_padded(ctx.saved_tensors, 5), ctx.activation, wanted)
+    return found[: len(ctx.needs_input_grad)]
+
+
+def _interleaved_backward(ctx, dy):
+    x, w, bias = _padded(ctx.saved_tensors, 3)
+    halves = (None, None) if bias is None else (bias[0::2], bias[1::2])
+    of_x, of_w, of_bias = _padded(ctx.needs_input_grad, 3)
+    wanted = (of_x, of_w, of_w, of_bias, of_bias)
+    dx, *both = gradient.of_swiglu(dy, x, w[0::2], w[1::2], *halves, ctx.activation, wanted)
+    dw, db = (torch.stack(pair, 1).flatten(0, 1) if pair[0] is not None else None for pair in (both[:2], both[2:]))
+    return (dx, dw, db)[: len(ctx.needs_input_grad)]
+
+
+for _name, _backward in {
+    "gemm": _gemm_backward,
+    "swiglu": _swiglu_backward,
+    "swiglu_interleaved": _interleaved_backward,
+}.items():
+    torch.library.register_autograd(f"cute_kernels::{_name}", _backward, setup_context=_keep_operands, lib=LIBRARY)

@@ -1,0 +1,59 @@
+"""`gemm` by PyTorch's kernels: what runs when CUTE_KERNELS_DISABLE=1 asks for no kernel of this package."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import epilogue as epilogues
+from .hopper import activation, visitor
+
+#: functions of an epilogue -> PyTorch's; operators such as + are their own
+TORCH = {
+    activation.silu: F.silu,
+    activation.gelu: F.gelu,
+    activation.gelu_tanh: functools.partial(F.gelu, approximate="tanh"),
+    activation.relu: F.relu,
+}
+
+
+def gemm(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None, epilogue: Any
+) -> torch.Tensor:
+    """As api.gemm, for any device, shape and dtype. Raises ValueError for an epilogue's function that PyTorch does not have."""
+    dtype = out_dtype or (a.dtype if out is None else out.dtype)
+    if epilogue is None and dtype == a.dtype:
+        y = F.linear(a, b)
+    else:
+        y = F.linear(a.float(), b.float())
+        y = (y if epilogue is None else evaluate(epilogue, y)).to(dtype)
+    return y if out is None else out.copy_(y)
+
+
+def evaluate(expression: Any, acc: torch.Tensor) -> torch.Tensor:
+    """An epilogue's expression over acc (..., N), which stands for the accumulator, in acc's dtype."""
+    tree, operands, _ = epilogues.split(expression)
+
+    def at(node: visitor.Node) -> Any:
+        if isinstance(node, visitor.Accumulator):
+            return acc
+        if isinstance(node, visitor.Column):
+            return operands[node.slot].to(acc.dtype).view(*acc.shape[:-1], 1)
+        if isinstance(node, visitor.Scalar):
+            return operands[node.slot]
+        if isinstance(node, visitor.Operand):
+            return operands[node.slot].to(acc.dtype)
+        if isinstance(node, visitor.Cast):
+            return at(node.input).to(getattr(torch, node.dtype)).to(acc.dtype)
+        function = TORCH.get(node.function, node.function)
+        if function is node.function and getattr(function, "__module__", "") != "_operator":
+            raise ValueError(
+                f"{getattr(function, '__name__', function)} in an epilogue is no PyTorch function, and CUTE_KERNELS_DISABLE=1 "
+                "asks for PyTorch's kernels alone"
+            )
+        return function(*map(at, node.inputs))
+
+    return at(tree)

@@ -1,0 +1,229 @@
+"""The operators under PyTorch's own checks, on CPU tensors that pass for CUDA ones: launches are computed by PyTorch."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import cute_kernels as ck
+from cute_kernels import api, device, gradient, launch, reference
+from cute_kernels import epilogue as ep
+
+BF16 = torch.bfloat16
+OPS = torch.ops.cute_kernels
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A Hopper GPU whose kernels are PyTorch's; returns the names of the kernels that were launched."""
+    seen = []
+
+    def compute(name, a, weights, out, config, variant=launch.PLAIN, operands=()):
+        seen.append(name)
+        if name == "gemm":
+            out.copy_(a.float() @ weights[0].float().T)
+            return
+        if name == "swiglu_interleaved":
+            weights = weights[0][0::2], weights[0][1::2]
+            operands = tuple(t for o in operands for t in (o[0::2], o[1::2]))
+        named = dict(zip(("bias_gate", "bias_up"), operands, strict=False))
+        out.copy_(reference.swiglu(a, *weights, **named))
+
+    monkeypatch.setattr(device, "target", lambda where: "sm_90a")
+    monkeypatch.setattr(device, "sm_count", lambda where: 132)
+    monkeypatch.setattr(api, "DEVICE", "cpu")
+    monkeypatch.setattr(launch, "launch", compute)
+    monkeypatch.setattr(launch, "fuses", lambda x, n: True)
+    return seen
+
+
+def mlp(m=6, n=24, k=16, dtype=BF16, grad=False):
+    shapes = (m, k) if isinstance(m, int) else (*m, k)
+    made = [torch.randn(shapes), *(torch.randn(n, k) / 4 for _ in range(2))]
+    return [t.to(dtype).requires_grad_(grad) for t in made]
+
+
+def rel(got, want):
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("m", [6, (2, 3), 1, 0])
+def test_opcheck(gpu, m, grad):
+    x, g, u = mlp(m, grad=grad)
+    bias = torch.randn(24, requires_grad=grad)
+    packed = ck.interleave(g.detach(), u.detach()).tensor.requires_grad_(grad)
+    both = torch.randn(48, requires_grad=grad)
+    for op, args, how in (
+        (OPS.gemm.default, (x, g), {}),
+        (OPS.gemm.default, (x, g), {"out_dtype": torch.float32}),
+        (OPS.swiglu.default, (x, g, u), {}),
+        (OPS.swiglu.default, (x, g, u, None, bias), {"use": "pingpong"}),
+        (OPS.swiglu.default, (x, g, u, bias, bias), {"use": "torch", "activation": "geglu_tanh"}),
+        (OPS.swiglu_interleaved.default, (x, packed), {}),
+        (OPS.swiglu_interleaved.default, (x, packed, both), {}),
+    ):
+        found = torch.library.opcheck(op, args, how)
+        assert set(found.values()) == {"SUCCESS"}, (op, how, found)
+    assert bool(gpu) == bool(x.numel())
+
+
+@pytest.mark.parametrize("shape", [(6, 16), (2, 3, 16)])
+def test_fake_strides_are_the_real_ones(gpu, shape):
+    _, g, u = mlp()
+    for x in (torch.randn(shape), torch.randn(*shape[:-1], 32)[..., :16]):
+        x = x.to(BF16)
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = OPS.swiglu(*(mode.from_tensor(t) for t in (x, g, u)))
+        real = OPS.swiglu(x, g, u)
+        assert (fake.shape, fake.stride(), fake.dtype, fake.device) == (
+            real.shape,
+            real.stride(),
+            real.dtype,
+            real.device,
+        )
+
+
+@pytest.mark.parametrize("activation", reference.GATED)
+def test_gradients_of_the_gated_family(activation):
+    """Against finite differences in float64; inputs wide enough that a clamp at 7 is met."""
+    torch.manual_seed(0)
+    given = [(3 * t).detach().requires_grad_() for t in mlp(5, 8, 16, torch.float64)]
+    given += [torch.randn(8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(lambda *t: OPS.swiglu(*t, activation=activation, use="torch"), given)
+
+
+def test_unknown_activation_has_no_gradient():
+    with pytest.raises(ValueError, match="activation is 'tanh'"):
+        gradient.of_gated("tanh", *[torch.zeros(1, 1)] * 3)
+
+
+@pytest.mark.parametrize("call", ["swiglu", "interleaved", "gemm"])
+def test_backward_agrees_with_pytorch(gpu, call):
+    ours, theirs = (mlp((2, 3), dtype=torch.float16, grad=True) for _ in range(2))
+    for a, b in zip(ours, theirs, strict=True):
+        b.data.copy_(a.data)
+    x, g, u = ours
+    if call == "swiglu":
+        y, want = ck.swiglu(x, g, u, kernel="stacked"), reference.eager(*theirs)
+    elif call == "interleaved":
+        y, want = ck.swiglu(x, g, u, kernel="interleaved"), reference.eager(*theirs)
+    else:
+        y, want = ck.gemm(x, g), F.linear(theirs[0], theirs[1])
+    assert gpu and rel(y, want) < 0.002
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    want.backward(dy)
+    for a, b in list(zip(ours, theirs, strict=True))[: 2 if call == "gemm" else 3]:
+        assert rel(a.grad, b.grad) < 0.003
+    only = mlp(grad=False)
+    only[1].requires_grad_()
+    ck.swiglu(*only).sum().backward()
+    assert only[1].grad is not None and only[0].grad is None
+
+
+def test_fullgraph_and_a_varying_m(gpu):
+    """One graph, no break; of two sizes of M at most two compiles, and no more for others."""
+    compiles = []
+
+    def backend(graph, inputs):
+        compiles.append(graph)
+        return graph.forward
+
+    def layer(x, g, u):
+        return ck.gemm(ck.swiglu(x, g, u), u.T) * 2
+
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    x, g, u = mlp(40)
+    for m in (40, 7, 33, 1, 24):
+        assert torch.equal(compiled(x[:m], g, u), layer(x[:m], g, u))
+    assert len(compiles) <= 3  # M = 1 is a size of its own to Dynamo
+
+
+def test_inductor_and_inference_mode(gpu):
+    x, g, u = mlp(40)
+    compiled = torch.compile(lambda x, g, u: ck.swiglu(F.relu(x), g, u) + 1, fullgraph=True)
+    with torch.inference_mode():
+        assert torch.equal(compiled(x, g, u), ck.swiglu(F.relu(x), g, u) + 1)
+    assert gpu == ["swiglu_stacked"] * 2
+
+
+def test_out_and_configuration_under_compile(gpu):
+    x, g, u = mlp(40)
+    config = ck.kernels()[1].configs[3]
+    want, out = ck.swiglu(x, g, u), torch.zeros(40, 24, dtype=BF16)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def into(x, g, u, out):
+        return ck.swiglu(x, g, u, out=out, config=config)
+
+    assert torch.equal(into(x, g, u, out), want) and torch.equal(out, want)
+    other = config.with_(group=3)
+    with pytest.raises(ValueError, match="none of swiglu_stacked, swiglu_pingpong's .configs"):
+        ck.swiglu(x.requires_grad_(), g, u, config=other)
+    with pytest.raises(ValueError, match="config is 'x', no name"):
+        OPS.gemm(x, g, config="x")
+
+
+def test_an_epilogue_breaks_the_graph_and_is_right(gpu):
+    x, g, _ = mlp(40)
+    compiled = torch.compile(lambda x, g: ck.gemm(x, g, epilogue=ep.acc) + 1, backend="aot_eager")
+    assert torch.equal(compiled(x, g), ck.gemm(x, g) + 1)
+
+
+def test_export(gpu):
+    class Layer(torch.nn.Module):
+        def forward(self, x, g, u):
+            return ck.swiglu(x, g, u)
+
+    x, g, u = mlp(40)
+    rows = torch.export.Dim("rows", min=2, max=4096)
+    program = torch.export.export(Layer(), (x, g, u), dynamic_shapes=({0: rows}, None, None))
+    assert "cute_kernels.swiglu.default" in program.graph_module.code
+    assert torch.equal(program.module()(x[:9], g, u), ck.swiglu(x[:9], g, u))
+
+
+def test_errors_reach_the_caller(gpu):
+    x, g, u = mlp()
+    for call in (OPS.swiglu, torch.compile(lambda x, g, u: ck.swiglu(x, g, u), backend="aot_eager")):
+        with pytest.raises(Exception, match="K = 8 columns"):
+            call(x, g[:, :8], u[:, :8])
+    with pytest.raises(ValueError, match="N is 23"):
+        OPS.swiglu(x, g[:23], u[:23])
+    with pytest.raises(ValueError, match="kernel is 'x'"):
+        OPS.swiglu(x, g, u, use="x")
+    assert rel(OPS.swiglu(x, g[:23], u[:23], fallback=True), reference.swiglu(x, g[:23], u[:23])) < 0.01
+
+
+def test_the_escape_hatch():
+    """With CUTE_KERNELS_DISABLE=1 nothing is compiled or launched, by any entry, on a machine without a GPU."""
+    code = """
+import torch, torch.nn.functional as F
+import cute_kernels as ck
+from cute_kernels import epilogue as ep
+x, g, u = torch.randn(6, 16).bfloat16(), torch.randn(24, 16).bfloat16(), torch.randn(24, 16).bfloat16()
+want = F.silu(F.linear(x, g)) * F.linear(x, u)
+for kernel in ("auto", "stacked", "pingpong", "interleaved", "torch"):
+    assert torch.equal(ck.swiglu(x, g, u, kernel=kernel), want)
+assert torch.equal(ck.swiglu_interleaved(x, ck.interleave(g, u)), want)
+assert torch.equal(ck.gemm(x, g), F.linear(x, g))
+bias, c = torch.randn(24).bfloat16(), torch.randn(6, 24).bfloat16()
+rows = torch.rand(6)
+got = ck.gemm(x, g, epilogue=ep.gelu(ep.acc * ep.column(rows) + ep.row(bias)) - 0.5 * ep.load(c), out_dtype=torch.float32)
+ref = F.gelu(x.float() @ g.float().T * rows[:, None] + bias.float()) - 0.5 * c.float()
+assert torch.allclose(got, ref, atol=1e-5), (got - ref).abs().max()
+try:
+    ck.gemm(x, g, epilogue=ep.apply(lambda v: v, ep.acc))
+except ValueError as why:
+    assert "no PyTorch function" in str(why)
+else:
+    raise AssertionError
+assert not ck.compile_counts(), ck.compile_counts()
+"""
+    env = {**os.environ, "CUTE_KERNELS_DISABLE": "1"}
+    python = [sys.executable, "-c", code]
+    done = subprocess.run(python, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
