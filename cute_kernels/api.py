@@ -56,7 +56,7 @@ def gemm(
     config: one of the kernel's `.configs`, default chosen by shape.
     Returns out. Differentiable by a and b, but for an epilogue and out=. Under torch.compile an epilogue breaks the graph.
     Raises TypeError, ValueError, ConfigError, UnsupportedDevice, and CompileError for an epilogue's function that does not
-    compile, before anything is launched.
+    compile, before anything is launched; RuntimeError for a first call while a CUDA graph is captured.
     """
     if DISABLED:
         return unfused.gemm(a, b, out, out_dtype, epilogue)
@@ -92,8 +92,8 @@ def run_gemm(
     majors = _major(a), _major(b)
     a, b = (_one_line(t) if major == "mn" else t for t, major in zip((a, b), majors, strict=True))
     rows, out2d, result = _arguments(a, {"b": b}, out, "a", majors, out_dtype)
+    tree, operands = (None, ()) if epilogue is None else _epilogue(epilogue, result, out2d)
     if result.numel():
-        tree, operands = (None, ()) if epilogue is None else _epilogue(epilogue, result, out2d)
         if rows.shape[1] == 0:
             majors = ("k", "k")
         rows, (b,) = _with_depth(rows, (b,))
@@ -125,17 +125,17 @@ def swiglu(
     Shapes, alignment, out and errors as for `gemm`.
     kernel: "stacked", gate and up in one tile; "pingpong", one loop after the other (Kernel-1); "interleaved", PairMulStore
     (Kernel-2), which packs the weights anew in every call: keep them packed and call `swiglu_interleaved` instead; "torch", two
-    cuBLAS GEMMs and PyTorch's pointwise kernels, any device, shape and dtype, differentiable; "auto", what `hopper.choose`
-    predicts to be fastest, and "torch" when a gradient is asked for.
+    cuBLAS GEMMs and PyTorch's pointwise kernels, any device, shape and dtype, differentiable; "auto", the stacked
+    kernel in the configuration that `hopper.choose` predicts to be fastest, or "torch" where that is predicted to be faster.
     early_weights: let the kernel read the weights before the kernel ahead of it in the stream has ended. Right only if that one
     does not write them; never done unasked.
     Differentiable by x, weights and biases, but for out=: the backward pass computes gate and up again, with PyTorch's kernels.
     With CUTE_KERNELS_DISABLE=1 in the environment every kernel is "torch".
     """
-    check_kernel(kernel, activation, config)
+    check_kernel(kernel, activation, config, early_weights)
     tensors = (x, w_gate, w_up, bias_gate, bias_up)
     if DISABLED or (kernel == "auto" and config is None and any(map(_has_tangent, tensors))):
-        kernel, config = "torch", None
+        kernel, config, early_weights = "torch", None, False
     if kernel != "torch" and _for_an_operator(*tensors):
         _check_types({who: t for who, t in zip(("x", "w_gate", "w_up"), tensors, strict=False)})
         _check_followed(out)
@@ -163,7 +163,7 @@ def run_swiglu(
     early_weights: bool,
 ) -> torch.Tensor:
     """`swiglu` itself; autograd follows kernel "torch" alone."""
-    check_kernel(kernel, activation, config)
+    check_kernel(kernel, activation, config, early_weights)
     biases = {"bias_gate": bias_gate, "bias_up": bias_up}
     if kernel == "torch":
         _check_torch(x, w_gate, w_up, out, biases)
@@ -171,7 +171,7 @@ def run_swiglu(
     if kernel == "interleaved":
         _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
         packed, bias = interleave(w_gate, w_up), _interleaved_bias(w_gate, biases)
-        return run_interleaved(x, packed, bias, activation, out, config, early_weights)
+        return run_interleaved(x, packed, bias, activation, out, config, False)
     rows, out2d, result = _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
     given = {who: t for who, t in biases.items() if t is not None}
     operands = tuple(_vector(who, t, w_gate.shape[0], out2d) for who, t in given.items())
@@ -184,6 +184,7 @@ def run_swiglu(
         tree = None
         if given or activation != "swiglu":
             tree = gated.stacked(activation, tuple(None if t is None else dtype_name(t.dtype) for t in biases.values()))
+        early_weights = early_weights and rows.shape[1] > 0  # weights that stand for none are made by the kernel ahead
         rows, (w_gate, w_up) = _with_depth(rows, (w_gate, w_up))
         launching.launch(
             name, rows, (w_gate, w_up), out2d, config, Variant(tree=tree, early_weights=early_weights), operands
@@ -209,6 +210,7 @@ def swiglu_interleaved(
     """
     packed = _packed(w, bias)
     _check_activation(activation)
+    _check_early(early_weights)
     if DISABLED:
         both, biases = (None if t is None else split(t, "interleaved") for t in packed)
         return run_swiglu(x, *both, *(biases or (None, None)), activation, out, "torch", None, False)
@@ -242,6 +244,7 @@ def run_interleaved(
     if bias is not None or activation != "swiglu":
         tree = gated.paired(activation, None if bias is None else dtype_name(bias.dtype))
     if result.numel():
+        early_weights = early_weights and rows.shape[1] > 0
         rows, packed = _with_depth(rows, (w.tensor,))
         launching.launch(
             "swiglu_interleaved", rows, packed, out2d, config, Variant(tree=tree, early_weights=early_weights), operands
@@ -305,12 +308,25 @@ def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def check_kernel(kernel: Any, activation: Any, config: Any = None) -> None:
-    if kernel not in GATED_KERNELS:
+def check_kernel(kernel: Any, activation: Any, config: Any = None, early_weights: Any = False) -> None:
+    if not isinstance(kernel, str) or kernel not in GATED_KERNELS:
         raise ValueError(f"kernel is {kernel!r}, allowed: {', '.join(map(repr, GATED_KERNELS))}")
     _check_activation(activation)
+    _check_early(early_weights)
     if kernel == "torch" and config is not None:
         raise ValueError("config is given, but kernel='torch' has none")
+    if early_weights and kernel in ("torch", "interleaved"):
+        why = (
+            "has none"
+            if kernel == "torch"
+            else "packs the weights in the kernel ahead, so that they must be waited for"
+        )
+        raise ValueError(f"early_weights is True, but kernel={kernel!r} {why}")
+
+
+def _check_early(early_weights: Any) -> None:
+    if not isinstance(early_weights, bool):
+        raise TypeError(f"early_weights is {early_weights!r}, must be True or False")
 
 
 def _packed(w: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -389,12 +405,14 @@ def _arguments(
         )
     result = torch.empty(shape, dtype=out_dtype or a.dtype, device=a.device) if out is None else out
     _check_shape(result, shape)
+    if k and n:
+        for who, w in weights.items():
+            _check_rows(who, w) if majors[1] == "k" else _check_rows(f"{who}.T", w.T, who)
     if result.numel() == 0:
-        return a.new_empty(0, k), result, result
+        return a.new_empty(0, k), result.new_empty(0, n), result
     rows = a if majors[0] == "mn" else a.new_empty(result.numel() // n, 0) if not k else _rows(name, a)
     if k:
-        for who, w, major in ((name, rows, majors[0]), *((who, w, majors[1]) for who, w in weights.items())):
-            _check_rows(who, w) if major == "k" else _check_rows(f"{who}.T", w.T, who)
+        _check_rows(name, rows) if majors[0] == "k" else _check_rows(f"{name}.T", rows.T, name)
     out2d = result if out is None and a.dim() == 2 else _rows("out", result)
     if out is not None:
         for who, t in ((name, rows), *weights.items()):
@@ -474,6 +492,8 @@ def _epilogue(expression: Any, result: torch.Tensor, out2d: torch.Tensor) -> tup
         shape = {"Row": (n,), "Column": (m,), "Load": tuple(result.shape)}[kind]
         if kind == "Load":
             _check_operand(who, t, shape, result)
+            if not t.numel():
+                continue
             t = _rows(who, t)
             in_place = (t.data_ptr(), t.stride(), t.dtype) == (out2d.data_ptr(), out2d.stride(), out2d.dtype)
             if not in_place:
@@ -500,6 +520,8 @@ def _check_operand(who: str, t: Any, shape: tuple[int, ...], out: torch.Tensor) 
 def _vector(who: str, t: Any, length: int, out2d: torch.Tensor) -> torch.Tensor:
     """A checked vector of an epilogue, such as a bias."""
     _check_operand(who, t, (length,), out2d)
+    if not t.numel():
+        return t
     if t.numel() == 1:  # its stride means nothing
         t = t.as_strided((1,), (1,))
     if t.stride(0) != 1:
@@ -514,13 +536,16 @@ def _interleaved_bias(w: torch.Tensor, biases: dict[str, Any]) -> Interleaved | 
     given = {who: t for who, t in biases.items() if t is not None}
     if not given:
         return None
-    _check_types(given)
-    one = next(iter(given.values()))
-    return interleave(*(one.new_zeros(w.shape[0]) if t is None else t for t in biases.values()))
+    for who, t in given.items():
+        _check_operand(who, t, (w.shape[0],), w)
+    dtypes = {t.dtype for t in given.values()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    zeros = w.new_zeros(w.shape[0], dtype=dtype)
+    return interleave(*(zeros if t is None else t.to(dtype) for t in biases.values()))
 
 
 def _check_activation(activation: Any) -> None:
-    if activation not in GATED:
+    if not isinstance(activation, str) or activation not in GATED:
         raise ValueError(f"activation is {activation!r}, allowed: {', '.join(map(repr, GATED))}")
 
 
@@ -630,14 +655,13 @@ def _has_tangent(t: Any) -> bool:
 
 def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any]) -> None:
     """What PyTorch's kernels ask for: any strides, sizes and devices, but `out` obeys the rules of the fused kernel."""
-    for who, t in biases.items():
-        if t is not None:
-            _check_types({who: t})
-            if t.shape != w_gate.shape[:1]:
-                raise ValueError(f"{who} has shape {tuple(t.shape)}, must be {tuple(w_gate.shape[:1])}")
     weights = {"w_gate": w_gate, "w_up": w_up}
     tensors = {"x": x, **weights, **({} if out is None else {"out": out})}
-    _check_types(tensors)
+    given = {who: t for who, t in biases.items() if t is not None}
+    _check_types({**tensors, **given})
+    for who, t in given.items():
+        if t.shape != w_gate.shape[:1]:
+            raise ValueError(f"{who} has shape {tuple(t.shape)}, must be {tuple(w_gate.shape[:1])}")
     for who, t in tensors.items():
         if who in weights:
             _check_weight(who, t)
@@ -647,7 +671,7 @@ def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any
         _check_dtype("out", out, "x", x)
         _check_same_device("out", out, "x", x)
         _check_shape(out, (*x.shape[:-1], w_gate.shape[0]))
-        for who, t in (("x", x), *weights.items()):
+        for who, t in (("x", x), *weights.items(), *given.items()):
             _check_apart(out, who, t)
     if w_gate.shape != w_up.shape:
         raise ValueError(f"w_gate has shape {tuple(w_gate.shape)}, w_up has {tuple(w_up.shape)}: must be equal")

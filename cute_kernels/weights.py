@@ -22,7 +22,7 @@ LAYOUTS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors are not compared
 class Interleaved:
     """Gate and up, rows in turn: `tensor` is (2N, K), or (2N,) for biases. Made by `interleave`, taken by `swiglu_interleaved`.
 
@@ -90,7 +90,9 @@ def join(gate: torch.Tensor, up: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def split(w: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of `join`: (gate, up), contiguous copies. Raises ValueError."""
+    """The inverse of `join`: (gate, up), contiguous copies. Raises TypeError, ValueError."""
+    if not isinstance(w, torch.Tensor):
+        raise TypeError(f"w is a {type(w).__name__}, must be a torch.Tensor")
     if w.dim() not in (1, 2) or w.shape[0] % 2:
         raise ValueError(f"w has shape {tuple(w.shape)}, must be (2N, K) or (2N,)")
     n = w.shape[0] // 2
@@ -105,7 +107,7 @@ def split(w: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _block(layout: str, n: int) -> int | None:
     """Rows of one block of an interleaved layout, None for halves."""
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, allowed: {', '.join(LAYOUTS)}")
     if not layout.startswith("interleaved"):
         return None

@@ -114,25 +114,36 @@ def explain(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor, tile: tupl
     tail = " (they hold NaN: never written)" if holes else ""
     row_bad, column_bad = bad.any(1), bad.any(0)
     bad_rows, bad_columns = row_bad.nonzero().flatten(), column_bad.nonzero().flatten()
-    if rows == columns and rows > 1 and bool(torch.isclose(got, want.T, rtol=0.05, atol=1e-3).double().mean() > 0.9):
+
+    def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+        return bool(torch.isclose(a, b, rtol=0.05, atol=1e-3).double().mean() > 0.9)
+
+    if rows == columns and rows > 1 and alike(got, want.T) and not alike(want, want.T):
         return "the result is the transpose of the right one: m and n are exchanged"
     if bad.double().mean() > 0.9:
         ratio = (got / want)[torch.isfinite(got) & (want.abs() > 1e-3)]
-        if ratio.numel() and ratio.std() < 0.02 * ratio.mean().abs():
+        if ratio.numel() > 1 and ratio.std() < 0.02 * ratio.mean().abs():
             return (
                 f"every element is {ratio.mean():.3g} times the right one: a scale, or a k-tile counted twice or never"
             )
         return f"nearly every element is wrong{tail}: look at the operands' layouts, or at K (a k-tile lost, doubled or stale)"
     edge_m, edge_n = rows // tile[0] * tile[0], columns // tile[1] * tile[1]
-    if rows > edge_m and bad_rows.min() >= edge_m:
+    if rows > edge_m > 0 and bad_rows.min() >= edge_m:
         first = int(bad_rows.min())
         return f"only rows from {first} on are wrong{tail}: the M tail, behind the last whole tile of {tile[0]} rows"
-    if columns > edge_n and bad_columns.min() >= edge_n:
+    if columns > edge_n > 0 and bad_columns.min() >= edge_n:
         first = int(bad_columns.min())
         return (
             f"only columns from {first} on are wrong{tail}: the N tail, behind the last whole tile of {tile[1]} columns"
         )
+    across = -(-columns // tile[1])
+    total = -(-rows // tile[0]) * across
+    whole = torch.nn.functional.pad(bad, (0, -columns % tile[1], 0, -rows % tile[0]))
+    by_tile = whole.view(-1, tile[0], across, tile[1]).any(3).any(1)
+    tiles_bad = by_tile.flatten().nonzero().flatten().tolist()
     for axis, name, index in ((0, "rows", bad_rows), (1, "columns", bad_columns)):
+        if 2 * len(tiles_bad) <= total and total > 1:
+            break  # "of each tile" would say more than is there
         half = tile[axis] // 2
         inside = index % tile[axis]
         if inside.numel() and (inside >= half).all() and bad.shape[axis] > half:
@@ -141,10 +152,6 @@ def explain(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor, tile: tupl
         if inside.numel() and (inside < half).all() and bad.shape[axis] >= tile[axis]:
             who = ": the first warp group's share of a tile" if axis == 0 else ""
             return f"only {name} 0..{half - 1} of each tile are wrong{tail}{who}"
-    across = -(-columns // tile[1])
-    total = -(-rows // tile[0]) * across
-    m, n = bad.nonzero(as_tuple=True)
-    tiles_bad = (m // tile[0] * across + n // tile[1]).unique().tolist()  # sorted
     if len(tiles_bad) < total:
         some = ", ".join(str(divmod(t, across)) for t in tiles_bad[:4])
         return f"{len(tiles_bad)} of {total} tiles hold all wrong elements{tail}: {some}"

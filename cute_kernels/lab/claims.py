@@ -133,17 +133,18 @@ def win_map(found: dict[str, Any] | None):
     style.apply()
     models, sizes = list(dict.fromkeys(r["model"] for r in rows)), sorted({r["M"] for r in rows})
     figure, axis = plt.subplots(figsize=(1.05 * len(sizes) + 2.6, 0.5 * len(models) + 1.6))
+    count: Counter[str] = Counter()
     for row in rows:
         x, y = sizes.index(row["M"]), models.index(row["model"])
         who = winner(row)
         if benchmark.best_unfused(row) < min(row["us"][name] for name in FUSED if name in row["us"]):
             who = "unfused"
+        count[who] += 1
         axis.add_patch(plt.Rectangle((x - 0.5, y - 0.5), 1, 1, color=COLORS[who], ec="white", lw=1.5))
         axis.text(x, y, f"{benchmark.speedup(row, 'eager'):.2f} x", ha="center", va="center", color="white", fontsize=8)
     axis.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(len(models) - 0.5, -0.5), xlabel="M", ylabel="Qwen-2.5")
     axis.set_xticks(range(len(sizes)), sizes)
     axis.set_yticks(range(len(models)), models)
-    count = wins(rows)
     marks = [plt.Rectangle((0, 0), 1, 1, color=COLORS[name]) for name in COLORS]
     names = [f"{name} ({count[name]})" if name in count else name for name in COLORS]
     axis.legend(marks, names, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)

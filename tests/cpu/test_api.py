@@ -424,3 +424,65 @@ def test_a_configuration_is_checked_though_nothing_is_launched(launches):
         ck.gemm(cuda(16, 64), cuda(256, 64), out_dtype="float32")
     with fails(TypeError, "a is float64, must be bfloat16"):
         ck.gemm(cuda(16, 64).double(), cuda(256, 64))
+
+
+def test_early_weights_are_never_those_that_the_call_writes(launches):
+    """Packing, and the zeros that stand for K = 0, are written by the kernel ahead."""
+    x, g, u = mlp()
+    with fails(ValueError, "early_weights is True, but kernel='interleaved' packs"):
+        ck.swiglu(x, g, u, kernel="interleaved", early_weights=True)
+    with fails(ValueError, "early_weights is True, but kernel='torch' has none"):
+        ck.swiglu(x, g, u, kernel="torch", early_weights=True)
+
+    def pack(**more):
+        return ck.swiglu_interleaved(x, ck.interleave(g, u), **more)
+
+    for wrong in ("no", 1, [], None):
+        with fails(TypeError, "early_weights is", "must be True or False"):
+            ck.swiglu(x, g, u, early_weights=wrong)
+        with fails(TypeError, "early_weights is", "must be True or False"):
+            pack(early_weights=wrong)
+    none = cuda(4, 0), cuda(8, 0), cuda(8, 0)
+    ck.swiglu(*none, early_weights=True)
+    ck.swiglu_interleaved(none[0], ck.interleave(*none[1:]), early_weights=True)
+    assert [seen[5].early_weights for seen in launches] == [False, False]
+    pack(early_weights=True)
+    assert launches[-1][5].early_weights
+
+
+def test_packed_biases_of_two_dtypes(launches):
+    x, g, u = mlp()
+    ck.swiglu(x, g, u, kernel="interleaved", bias_gate=cuda(256), bias_up=torch.zeros(256))
+    assert launches[-1][6][0].dtype == torch.float32
+    with fails(ValueError, "bias_gate has shape (128,), must be (256,)"):
+        ck.swiglu(x, g, u, kernel="interleaved", bias_gate=cuda(128))
+
+
+def test_wrong_things_have_names(launches):
+    x, g, u = mlp()
+    with fails(TypeError, "w_gate is a NoneType"):
+        ck.swiglu(x, None, u, kernel="torch", bias_gate=cuda(256))
+    for wrong in (["swiglu"], None):
+        with fails(ValueError, "activation is"):
+            ck.swiglu(x, g, u, activation=wrong)
+        with fails(ValueError, "kernel is"):
+            ck.swiglu(x, g, u, kernel=wrong)
+    out = cuda(128, 256)
+    with fails(ValueError, "out overlaps bias_up"):
+        ck.swiglu(x, g, u, kernel="torch", out=out, bias_up=out[0])
+
+
+def test_no_rows_are_no_reason_to_accept_anything(launches):
+    """What is wrong with M rows is wrong with none."""
+    a, b = cuda(0, 64), cuda(256, 64)
+    with fails(TypeError, "epilogue"):
+        ck.gemm(a, b, epilogue="junk")
+    with fails(ValueError, "b starts at an address"):
+        ck.gemm(a, cuda(256 * 64 + 1)[1:].view(256, 64))
+    with fails(ValueError, "epilogue row(...) has shape (3,)"):
+        ck.gemm(a, b, epilogue=ep.acc + ep.row(cuda(3)))
+    for lead in ((0,), (0, 3), (2, 0)):
+        residual = cuda(*lead, 256)
+        got = ck.gemm(cuda(*lead, 64), b, epilogue=ep.acc + ep.row(cuda(256)) + ep.load(residual))
+        assert got.shape == residual.shape
+    assert not launches

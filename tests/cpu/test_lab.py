@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 
 import pytest
 import torch
@@ -180,3 +181,21 @@ def test_pictures_show_what_they_are_given():
     assert len(draw.banks({"one": [0], "two": [0, 128]}).axes) == 2
     assert "(0, 64)" in [t.get_text() for t in draw.tma_box((8, 100), (8, 64), [(0, 0), (0, 64)]).axes[0].texts]
     assert "3:1" in [t.get_text() for t in draw.tv_map([[(0, 0), (0, 1)]] * 3 + [[(1, 0), (1, 1)]], 2, 2).axes[0].texts]
+
+
+def test_explanations_say_no_more_than_is_there():
+    def said(rows, columns, where, ref=None):
+        bad = torch.zeros(rows, columns, dtype=torch.bool)
+        bad[where] = True
+        want = torch.randn(rows, columns) if ref is None else ref
+        return check.explain(bad, torch.where(bad, want + 9, want), want)
+
+    constant = torch.ones(256, 256)
+    assert said(256, 256, (3, 4), constant) == "1 of 4 tiles hold all wrong elements: (0, 0)"
+    assert said(1024, 1024, (100, 5)) == "1 of 64 tiles hold all wrong elements: (0, 0)"
+    assert said(1024, 1024, (slice(70, 80), slice(0, 5))) == "1 of 64 tiles hold all wrong elements: (0, 0)"
+    for rows, columns, where in ((1, 256, (0, slice(128, 256))), (63, 136, (slice(None), slice(0, 136, 8)))):
+        assert "M tail" not in said(rows, columns, where)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        said(1, 1, (0, 0))
