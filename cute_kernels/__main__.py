@@ -62,9 +62,10 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.command == "bench":
         from .models import QWEN25
 
-        if unknown := [name for name in (args.models or "7B").split(",") if name not in QWEN25]:
+        models, rows = (given.split(",") if given else [] for given in (args.models, args.rows))
+        if unknown := [name for name in models if name not in QWEN25]:
             parser.error(f"--models: {', '.join(map(repr, unknown))} unknown, allowed: {', '.join(QWEN25)}")
-        if wrong := [m for m in (args.rows or "1").split(",") if not (m.isdecimal() and int(m))]:
+        if wrong := [m for m in rows if not (m.isdecimal() and int(m))]:
             parser.error(f"--M: {', '.join(map(repr, wrong))}, must be positive whole numbers")
         if args.record and (args.models or args.rows or args.no_compile):
             parser.error("--record keeps the whole benchmark: leave --models, --M and --no-compile away")

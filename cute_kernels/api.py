@@ -137,7 +137,7 @@ def swiglu(
     if DISABLED or (kernel == "auto" and config is None and any(map(_has_tangent, tensors))):
         kernel, config, early_weights = "torch", None, False
     if kernel != "torch" and _for_an_operator(*tensors):
-        _check_types({who: t for who, t in zip(("x", "w_gate", "w_up"), tensors, strict=False)})
+        _check_types({"x": x, "w_gate": w_gate, "w_up": w_up})
         _check_followed(out)
         y = torch.ops.cute_kernels.swiglu(
             *tensors,
@@ -162,8 +162,7 @@ def run_swiglu(
     config: Any,
     early_weights: bool,
 ) -> torch.Tensor:
-    """`swiglu` itself; autograd follows kernel "torch" alone."""
-    check_kernel(kernel, activation, config, early_weights)
+    """`swiglu` itself, for what `check_kernel` has passed; autograd follows kernel "torch" alone."""
     biases = {"bias_gate": bias_gate, "bias_up": bias_up}
     if kernel == "torch":
         _check_torch(x, w_gate, w_up, out, biases)
@@ -209,7 +208,7 @@ def swiglu_interleaved(
     Shapes, alignment, out and errors as for `gemm`; TypeError for a plain tensor as w, which does not say how it is packed.
     """
     packed = _packed(w, bias)
-    _check_activation(activation)
+    check_activation(activation)
     _check_early(early_weights)
     if DISABLED:
         both, biases = (None if t is None else split(t, "interleaved") for t in packed)
@@ -234,9 +233,7 @@ def run_interleaved(
     config: Any,
     early_weights: bool,
 ) -> torch.Tensor:
-    """`swiglu_interleaved` itself; autograd does not follow it."""
-    _packed(w, bias)
-    _check_activation(activation)
+    """`swiglu_interleaved` itself, for an activation that `check_activation` has passed; autograd does not follow it."""
     rows, out2d, result = _arguments(x, {"w": w.tensor}, out, "x", fold=2)
     operands, tree = (), None
     if bias is not None:
@@ -311,7 +308,7 @@ def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
 def check_kernel(kernel: Any, activation: Any, config: Any = None, early_weights: Any = False) -> None:
     if not isinstance(kernel, str) or kernel not in GATED_KERNELS:
         raise ValueError(f"kernel is {kernel!r}, allowed: {', '.join(map(repr, GATED_KERNELS))}")
-    _check_activation(activation)
+    check_activation(activation)
     _check_early(early_weights)
     if kernel == "torch" and config is not None:
         raise ValueError("config is given, but kernel='torch' has none")
@@ -544,7 +541,7 @@ def _interleaved_bias(w: torch.Tensor, biases: dict[str, Any]) -> Interleaved | 
     return interleave(*(zeros if t is None else t.to(dtype) for t in biases.values()))
 
 
-def _check_activation(activation: Any) -> None:
+def check_activation(activation: Any) -> None:
     if not isinstance(activation, str) or activation not in GATED:
         raise ValueError(f"activation is {activation!r}, allowed: {', '.join(map(repr, GATED))}")
 

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .reference import GATED
+from . import api
+
+PARTS = ("gate_proj", "up_proj", "down_proj")  # of an MLP of transformers
 
 
 class SwiGLU(nn.Module):
@@ -33,7 +35,8 @@ class SwiGLU(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.activation = _known(activation)
+        api.check_activation(activation)
+        self.activation = activation
         self.gate_proj, self.up_proj = (
             nn.Linear(hidden, intermediate, bias=bias, device=device, dtype=dtype) for _ in range(2)
         )
@@ -42,9 +45,10 @@ class SwiGLU(nn.Module):
     def from_linear(cls, gate: nn.Linear, up: nn.Linear, *, activation: str = "swiglu") -> SwiGLU:
         """From two nn.Linear of equal shape, whose parameters it shares. Raises TypeError, ValueError."""
         _check_linear(gate=gate, up=up)
+        api.check_activation(activation)
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.activation, made.gate_proj, made.up_proj = _known(activation), gate, up
+        made.activation, made.gate_proj, made.up_proj = activation, gate, up
         return made.train(gate.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,7 +92,7 @@ class SwiGLUMLP(SwiGLU):
     def from_hf(cls, mlp: nn.Module) -> SwiGLUMLP:
         """From a transformers MLP with gate_proj, up_proj, down_proj and act_fn (Qwen2MLP, LlamaMLP, ...), whose parameters it
         shares: `load_state_dict` of either fits the other. Raises TypeError, ValueError for what is no such MLP."""
-        parts = {name: getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")}
+        parts = {name: getattr(mlp, name, None) for name in PARTS}
         _check_linear(**parts)
         activation = activation_of(getattr(mlp, "act_fn", None))
         return cls.from_linear(*parts.values(), activation=activation).train(mlp.training)
@@ -138,10 +142,9 @@ def activation_of(function: Any) -> str:
     raise ValueError(f"act_fn {function!r} is none of the gates {', '.join(GATES)}")
 
 
-def _known(activation: Any) -> str:
-    if activation not in GATED:
-        raise ValueError(f"activation is {activation!r}, allowed: {', '.join(map(repr, GATED))}")
-    return activation
+def hooked(module: nn.Module) -> bool:
+    """Whether something runs beside the module's forward or backward pass."""
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def _check_linear(**layers: Any) -> None:
@@ -149,8 +152,7 @@ def _check_linear(**layers: Any) -> None:
     for name, layer in layers.items():
         if type(layer) is not nn.Linear:
             raise TypeError(f"{name} is a {type(layer).__name__}, must be an nn.Linear")
-        hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-        if any(hooks):
+        if hooked(layer):
             raise ValueError(f"{name} has hooks, which a fused kernel would pass by")
         if type(layer.weight.data) is not torch.Tensor:
             raise TypeError(f"{name}.weight is a {type(layer.weight.data).__name__}, must be a plain tensor")

@@ -53,12 +53,13 @@ def _swiglu(
 ) -> Tensor:
     tensors = (x, w_gate, w_up, bias_gate, bias_up)
     try:
-        api.check_kernel(use, activation)
+        api.check_kernel(use, activation, None, early_weights)
         found = api.config_named(config, api.GATED_KERNELS[use])
         y = api.run_swiglu(*tensors, activation, None, use, found, early_weights)
     except (TypeError, ValueError, UnsupportedDevice):  # before any launch
         if not fallback:
             raise
+        api.check_activation(activation)
         y = api.run_swiglu(*tensors, activation, None, "torch", None, False)
     return y.contiguous()
 
@@ -72,6 +73,7 @@ def _swiglu_interleaved(
     config: str = "",
     early_weights: bool = False,
 ) -> Tensor:
+    api.check_activation(activation)
     return api.run_interleaved(
         x,
         Interleaved(w),

@@ -15,12 +15,9 @@ BF16 = torch.bfloat16
 
 
 @pytest.fixture
-def launches(monkeypatch):
-    """A Hopper GPU that is not there: launches are recorded instead of made."""
+def launches(monkeypatch, hopper):
+    """Launches are recorded instead of made."""
     seen = []
-    monkeypatch.setattr(device, "target", lambda where: "sm_90a")
-    monkeypatch.setattr(device, "sm_count", lambda where: 132)
-    monkeypatch.setattr(api, "DEVICE", "cpu")
     monkeypatch.setattr(
         launch, "launch", lambda name, a, w, out, config, *more: seen.append((name, a, w, out, config, *more))
     )

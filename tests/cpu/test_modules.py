@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from test_ops import gpu, rel  # noqa: F401
+from test_ops import rel
 from torch import nn
 
 import cute_kernels as ck
@@ -65,7 +65,7 @@ def test_modules_compute_the_gated_family(activation, bias):
     assert torch.allclose(mlp(x), mlp.down_proj(want), atol=1e-6)
 
 
-def test_the_fused_kernel_runs_where_it_can(gpu):  # noqa: F811
+def test_the_fused_kernel_runs_where_it_can(gpu):
     layer = ck.SwiGLUMLP(32, 48, dtype=BF16)
     x = torch.randn(5, 32).to(BF16)
     layer(x).sum().backward()
@@ -164,7 +164,7 @@ def test_fuse_replaces_what_it_has_tried():
     assert "from_hf" in ck.fuse(alone).skipped[""]
 
 
-def test_fuse_a_qwen2(gpu):  # noqa: F811
+def test_fuse_a_qwen2(gpu):
     """Same logits within bf16 rounding, one fusion a layer, gradients, and a state_dict that the original still loads."""
     model = qwen()
     plain = copy.deepcopy(model)
@@ -181,7 +181,7 @@ def test_fuse_a_qwen2(gpu):  # noqa: F811
     assert rel(model.model.layers[0].mlp.gate_proj.weight.grad, want_grad) < 0.05
 
 
-def test_fuse_and_compile_a_qwen2(gpu):  # noqa: F811
+def test_fuse_and_compile_a_qwen2(gpu):
     model = qwen(1)
     tokens = torch.randint(0, 128, (2, 9))
     with torch.no_grad():
@@ -201,7 +201,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("how", WRITTEN)
-def test_compiled_code_is_fused(gpu, pass_on, how):  # noqa: F811
+def test_compiled_code_is_fused(gpu, pass_on, how):
     x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
     got = torch.compile(WRITTEN[how])(x, a, b)
     assert gpu == ["swiglu_stacked"] and pass_on.count == 1
@@ -217,7 +217,7 @@ def test_compiled_code_is_fused(gpu, pass_on, how):  # noqa: F811
         (torch.sigmoid, "glu"),
     ],
 )
-def test_the_family_is_fused(gpu, pass_on, monkeypatch, act, name):  # noqa: F811
+def test_the_family_is_fused(gpu, pass_on, monkeypatch, act, name):
     x, a, b = torch.randn(2, 5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
     asked = []
     real = fusing.api.run_swiglu
@@ -238,7 +238,7 @@ NOT_FUSED = {
 
 
 @pytest.mark.parametrize("what", NOT_FUSED)
-def test_what_is_left_alone(gpu, pass_on, what):  # noqa: F811
+def test_what_is_left_alone(gpu, pass_on, what):
     n = 32 if what == "no transpose" else 48
     x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(n, 32) / 6).to(BF16) for _ in range(2))
     want = NOT_FUSED[what](x, a, b)
@@ -247,7 +247,7 @@ def test_what_is_left_alone(gpu, pass_on, what):  # noqa: F811
 
 
 @pytest.mark.parametrize("case", ["float32", "N of 44", "off"])
-def test_what_does_not_qualify_is_left_to_pytorch(gpu, case):  # noqa: F811
+def test_what_does_not_qualify_is_left_to_pytorch(gpu, case):
     torch._dynamo.reset()  # what is compiled stays
     found = ck.fuse_compiled(case != "off")
     dtype, n = (torch.float32, 48) if case == "float32" else (BF16, 44 if "44" in case else 48)
@@ -257,7 +257,7 @@ def test_what_does_not_qualify_is_left_to_pytorch(gpu, case):  # noqa: F811
     ck.fuse_compiled(False)
 
 
-def test_the_pass_trains(gpu, pass_on):  # noqa: F811
+def test_the_pass_trains(gpu, pass_on):
     model = MLP().to(BF16)
     twin = copy.deepcopy(model)
     x = torch.randn(7, 32).to(BF16)
@@ -268,7 +268,7 @@ def test_the_pass_trains(gpu, pass_on):  # noqa: F811
         assert rel(a.grad, b.grad) < 0.03
 
 
-def test_a_compiled_qwen2_is_fused(gpu, pass_on):  # noqa: F811
+def test_a_compiled_qwen2_is_fused(gpu, pass_on):
     model = qwen(2)
     tokens = torch.randint(0, 128, (2, 9))
     with torch.no_grad():

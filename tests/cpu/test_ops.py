@@ -9,35 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import cute_kernels as ck
-from cute_kernels import api, device, gradient, launch, reference
 from cute_kernels import epilogue as ep
+from cute_kernels import gradient, reference
 
 BF16 = torch.bfloat16
 OPS = torch.ops.cute_kernels
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """A Hopper GPU whose kernels are PyTorch's; returns the names of the kernels that were launched."""
-    seen = []
-
-    def compute(name, a, weights, out, config, variant=launch.PLAIN, operands=()):
-        seen.append(name)
-        if name == "gemm":
-            out.copy_(a.float() @ weights[0].float().T)
-            return
-        if name == "swiglu_interleaved":
-            weights = weights[0][0::2], weights[0][1::2]
-            operands = tuple(t for o in operands for t in (o[0::2], o[1::2]))
-        named = dict(zip(("bias_gate", "bias_up"), operands, strict=False))
-        out.copy_(reference.swiglu(a, *weights, **named))
-
-    monkeypatch.setattr(device, "target", lambda where: "sm_90a")
-    monkeypatch.setattr(device, "sm_count", lambda where: 132)
-    monkeypatch.setattr(api, "DEVICE", "cpu")
-    monkeypatch.setattr(launch, "launch", compute)
-    monkeypatch.setattr(launch, "fuses", lambda x, n: True)
-    return seen
 
 
 def mlp(m=6, n=24, k=16, dtype=BF16, grad=False):

@@ -1,0 +1,34 @@
+"""A Hopper GPU that is not there, for tests of what happens around a launch."""
+
+import pytest
+
+from cute_kernels import api, device, launch, reference
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """CPU tensors pass for those of an H200."""
+    monkeypatch.setattr(device, "target", lambda where: "sm_90a")
+    monkeypatch.setattr(device, "sm_count", lambda where: 132)
+    monkeypatch.setattr(api, "DEVICE", "cpu")
+
+
+@pytest.fixture
+def gpu(monkeypatch, hopper):
+    """Kernels are PyTorch's; returns the names of the kernels that were launched."""
+    seen = []
+
+    def compute(name, a, weights, out, config, variant=launch.PLAIN, operands=()):
+        seen.append(name)
+        if name == "gemm":
+            out.copy_(a.float() @ weights[0].float().T)
+            return
+        if name == "swiglu_interleaved":
+            weights = weights[0][0::2], weights[0][1::2]
+            operands = tuple(t for o in operands for t in (o[0::2], o[1::2]))
+        named = dict(zip(("bias_gate", "bias_up"), operands, strict=False))
+        out.copy_(reference.swiglu(a, *weights, **named))
+
+    monkeypatch.setattr(launch, "launch", compute)
+    monkeypatch.setattr(launch, "fuses", lambda x, n: True)
+    return seen
