@@ -175,10 +175,11 @@ def _transposed(node: Any) -> Any:
     if node.op == "call_function" and node.target is getattr:
         return source if rest[0] in ("T", "mT") else None
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    swapped = {tuple(r % 2 for r in rest if isinstance(r, int))} == {(0, 1)} or tuple(rest) in ((1, 0), (-1, -2))
-    if name == "t" or (name in ("transpose", "swapaxes") and len(rest) == 2):
-        return source
-    return source if name == "permute" and (swapped or rest == [(1, 0)]) and rest[0] not in (0,) else None
+    axes = rest[0] if len(rest) == 1 and isinstance(rest[0], tuple | list) else rest
+    swapped = [axis % 2 for axis in axes if isinstance(axis, int)]
+    if name in ("transpose", "swapaxes"):  # in either order
+        swapped.sort(reverse=True)
+    return source if name == "t" or (name in ("transpose", "swapaxes", "permute") and swapped == [1, 0]) else None
 
 
 def _product(node: Any) -> tuple[Any, Any, Any] | None:

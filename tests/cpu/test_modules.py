@@ -196,6 +196,7 @@ WRITTEN = {
     "matmul and .T": lambda x, a, b: F.silu(x @ a.T) * (x @ b.T),
     "up first": lambda x, a, b: (x @ b.t()) * F.silu(torch.matmul(x, a.transpose(0, 1))),
     "mm and a module": lambda x, a, b: nn.SiLU()(torch.mm(x, a.mT)) * torch.mm(x, b.permute(1, 0)),
+    "negative axes": lambda x, a, b: F.silu(x @ a.transpose(-2, -1)) * (x @ b.permute((-1, 0))),
     "torch.mul": lambda x, a, b: torch.mul(F.silu(F.linear(x, a)), F.linear(x, b)),
 }
 
@@ -233,13 +234,15 @@ NOT_FUSED = {
     "gate is needed elsewhere": lambda x, a, b: (lambda g: F.silu(g) * F.linear(x, b) + g)(F.linear(x, a)),
     "the activation is needed elsewhere": lambda x, a, b: (lambda s: s * F.linear(x, b) + s)(F.silu(F.linear(x, a))),
     "no transpose": lambda x, a, b: F.silu(x @ a) * (x @ b),
+    "a transpose of nothing": lambda x, a, b: F.silu(x @ a.transpose(0, 0)) * (x @ b.transpose(1, -1)),
+    "a permutation of nothing": lambda x, a, b: F.silu(x @ a.permute(-2, -1)) * (x @ b.permute((0, 1))),
     "another activation": lambda x, a, b: F.tanh(F.linear(x, a)) * F.linear(x, b),
 }
 
 
 @pytest.mark.parametrize("what", NOT_FUSED)
 def test_what_is_left_alone(gpu, pass_on, what):
-    n = 32 if what == "no transpose" else 48
+    n = 32 if what == "no transpose" or "nothing" in what else 48
     x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(n, 32) / 6).to(BF16) for _ in range(2))
     want = NOT_FUSED[what](x, a, b)
     got = torch.compile(NOT_FUSED[what])(x, a, b)
