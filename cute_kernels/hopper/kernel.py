@@ -16,7 +16,7 @@ Shared memory
     1 KB barriers | stages x (tile_m + parts * tile_n) x 128 B | warp groups x slots x 64 x epi_n x 2 B
 Timeline (persistent; tile t of a CTA)
     producer             k-tiles of t, then straight on with t + 1 while the consumers store t
-    second warp          asks L2 for the first k-tiles of B while the kernel ahead ends; no other step has to wait for it
+    second warp          asks L2 for the first k-tiles of B while the kernel ahead ends
     consumer             k loop (one WGMMA group in flight) -> tree in registers -> slots -> TMA store, read back when reused
     pingpong             consumer 1: k loop of t | store t           | k loop of t + 2 ...
                          consumer 2: store t - 1 | k loop of t + 1   | store t + 1     ...
@@ -36,7 +36,7 @@ from .config import ELEMENT, SMEM_HEADER, TileConfig, slot_widths
 
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = 240
-AHEAD_BYTES = 32 << 10  # of B that a CTA asks L2 for while the kernel ahead ends; what DRAM delivers to it in that time
+AHEAD_BYTES = 32 << 10  # of B, at most, that L2 is asked for while the kernel ahead ends: what DRAM delivers to a CTA then
 STORE_BARRIER = 1  # named barriers 1, 2: one consumer's stores (0 is __syncthreads)
 ORDER_BARRIER = 3  # 3, 4: one consumer's turn to multiply
 
@@ -108,9 +108,11 @@ class WarpSpecializedGemm:
         self.dtype = dtype
         self.out_dtype = visitor.DTYPES[variant.out_dtype] if variant.out_dtype else dtype
         self.majors = variant.majors
-        self.tree = variant.tree or self.default_tree()
+        self.tree = self.stored_tree(variant.tree or self.default_tree())
         self.trace = trace.Trace(variant.traced)
         self.early_weights = variant.early_weights
+        if variant.traced and variant.early_weights:
+            raise ValueError("traced and early_weights: events are written before the kernel ahead has ended")
         self.paired = visitor.halves(self.tree)
         self.fold = 2 if self.paired else self.rows_per_column
         self.stacked = self.blocks or self.b_parts
@@ -131,6 +133,10 @@ class WarpSpecializedGemm:
 
     def default_tree(self) -> visitor.Node:
         return visitor.Accumulator()
+
+    def stored_tree(self, tree: visitor.Node) -> visitor.Node:
+        """What of the whole tree is left to evaluate when a tile is stored."""
+        return tree
 
     def spare_registers(self) -> int:
         """Registers of a consumer thread that may hold a slab's operands: the most that compiled without spills (a wide tile

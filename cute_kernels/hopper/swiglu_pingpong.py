@@ -24,7 +24,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from . import epilogue, mainloop, trace, visitor
-from .config import TileConfig
+from .config import TileConfig, slot_widths
 from .gated import TwoWeights
 from .kernel import PLAIN, Variant
 
@@ -69,7 +69,6 @@ CONFIGS = (
     TwoLoopConfig(128, 64, cluster=(2, 1), stages=8, epi_slots=2),
     TwoLoopConfig(64, 192, cluster=(2, 1), stages=6, epi_slots=1),
     TwoLoopConfig(64, 128, cluster=(2, 1), stages=8, epi_slots=1),
-    TwoLoopConfig(128, 104, cluster=(1, 2), stages=6, epi_slots=1, packed=True),
 )
 
 
@@ -80,8 +79,13 @@ class SwigluPingpong(TwoWeights):
 
     def __init__(self, config: TwoLoopConfig, dtype, variant: Variant = PLAIN):
         super().__init__(config, dtype, variant)
-        self.gate_tree, up_tree = self.tree.inputs
-        self.tree = visitor.Apply(self.tree.function, (visitor.Accumulator(0), up_tree))
+        bias = visitor.leaves(self.gate_tree)
+        config.need(not (config.packed and bias), "a packed gate leaves no registers for the gate's bias")
+        self.early_weights = False  # its first loads alternate between two operands: it asks L2 for the gate's, and waits
+
+    def stored_tree(self, tree: visitor.Node) -> visitor.Node:
+        self.gate_tree, up_tree = tree.inputs  # the gate's is evaluated between the loops
+        return visitor.Apply(tree.function, (visitor.Accumulator(0), up_tree))
 
     @cute.jit
     def produce(self, ring, walk, k_tiles, load_a, from_a, to_a, loads_b, parts, events):
@@ -90,8 +94,6 @@ class SwigluPingpong(TwoWeights):
         state = mainloop.producer_state(self.config.stages)
         log, written = self.trace.begin(events, self.cta(walk), 0)
         writes = cute.arch.lane_idx() == 0
-        if cutlass.const_expr(self.early_weights):
-            self.await_predecessor()
         for index in cutlass.range(walk.first, walk.tiles, 2 * walk.step, unroll=1):
             for part in cutlass.range_constexpr(2):
                 for tile in cutlass.range(index, cutlass.min(walk.tiles, index + 2 * walk.step), walk.step, unroll=1):
@@ -155,25 +157,28 @@ class SwigluPingpong(TwoWeights):
     def activate(self, gate, held, operands, lane, m, n, shape):
         """held = the left half of the tree, evaluated on the accumulators of the gate."""
         c = self.config
-        values = visitor.Slab(self.gate_tree, operands, c.tile_n)
-        per_row = c.tile_n // 2
-        for r in cutlass.range_constexpr(c.group_rows // epilogue.SLOT_M):
-            loaded = values.load(lane, m * c.tile_m + r * epilogue.SLOT_M, n * c.tile_n, shape)
+        columns = visitor.slot_columns(self.gate_tree, slot_widths(c.tile_n), self.spare_registers())
+        values = visitor.Slab(self.gate_tree, operands, columns)
+        across, in_slab = c.tile_n // columns, columns // 2
+        for slab in cutlass.range_constexpr(c.group_rows // epilogue.SLOT_M * across):
+            r, s = slab // across, slab % across
+            loaded = values.load(lane, m * c.tile_m + r * epilogue.SLOT_M, n * c.tile_n + s * columns, shape)
+            base = (r * across + s) * in_slab
 
-            def accumulator(part, v, base=r * per_row):
+            def accumulator(part, v, base=base):
                 return gate[base + v]
 
             if cutlass.const_expr(c.packed):
-                for v in cutlass.range_constexpr(0, per_row, 2):
+                for v in cutlass.range_constexpr(0, in_slab, 2):
                     exact = cute.make_rmem_tensor((2,), cutlass.Float32)
                     for i in cutlass.range_constexpr(2):
                         exact[i] = values.value(loaded, accumulator, v + i)
                     pair = cute.make_rmem_tensor((2,), self.dtype)
                     pair.store(exact.load().to(self.dtype))  # both at once: one instruction
-                    held[(r * per_row + v) // 2] = cute.recast_tensor(pair, Int32)[0]
+                    held[(base + v) // 2] = cute.recast_tensor(pair, Int32)[0]
             else:
-                for v in cutlass.range_constexpr(per_row):
-                    held[r * per_row + v] = values.value(loaded, accumulator, v)
+                for v in cutlass.range_constexpr(in_slab):
+                    held[base + v] = values.value(loaded, accumulator, v)
 
     def part_of(self, acc, part, base, v):
         held, up = acc
