@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from . import device as devices
@@ -166,7 +165,7 @@ def run_swiglu(
     biases = {"bias_gate": bias_gate, "bias_up": bias_up}
     if kernel == "torch":
         _check_torch(x, w_gate, w_up, out, biases)
-        return _torch_swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
+        return unfused.swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
     if kernel == "interleaved":
         _arguments(x, {"w_gate": w_gate, "w_up": w_up}, out, "x")
         packed, bias = interleave(w_gate, w_up), _interleaved_bias(w_gate, biases)
@@ -178,7 +177,7 @@ def run_swiglu(
     if kernel == "auto" and isinstance(config, TwoLoopConfig):  # a configuration says for which it is
         name = "swiglu_pingpong"
     if kernel == "auto" and config is None and not launching.fuses(rows, w_gate.shape[0]):
-        return _torch_swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
+        return unfused.swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
     if result.numel():
         tree = None
         if given or activation != "swiglu":
@@ -672,17 +671,3 @@ def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any
             _check_apart(out, who, t)
     if w_gate.shape != w_up.shape:
         raise ValueError(f"w_gate has shape {tuple(w_gate.shape)}, w_up has {tuple(w_up.shape)}: must be equal")
-
-
-def _torch_swiglu(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    out: torch.Tensor | None,
-    activation: str,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-) -> torch.Tensor:
-    gate, up = (F.linear(x, w, None if b is None else b.to(x.dtype)) for w, b in ((w_gate, bias_gate), (w_up, bias_up)))
-    y = GATED[activation](gate, up)
-    return y if out is None else out.copy_(y)

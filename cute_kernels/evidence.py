@@ -127,6 +127,7 @@ JUDGED = (
     *MADE,
     "cute_kernels.reference",
     "cute_kernels.validate",
+    "cute_kernels.weights",
 )  # what else decides a figure of validation.json
 
 TREES = ("cute_kernels.epilogue", "cute_kernels.hopper.activation")  # what users' trees are made of
@@ -136,6 +137,9 @@ TIMED = (
     "cute_kernels.launch",
     "cute_kernels.hopper.choose",
     "cute_kernels.models",
+    "cute_kernels.reference",
+    "cute_kernels.unfused",
+    "cute_kernels.weights",
     "cute_kernels.benchmark",
     "cute_kernels.lab.bench",
 )  # what else decides a figure of bench.json
@@ -173,6 +177,11 @@ CALLS = {
     "ck.gemm(": ("cute_kernels.hopper.gemm", "cute_kernels.hopper.choose"),
     "ck.swiglu(": ("cute_kernels.hopper.swiglu_stacked", "cute_kernels.hopper.choose"),
     "ck.swiglu_interleaved(": ("cute_kernels.hopper.swiglu_interleaved", "cute_kernels.hopper.choose"),
+    'kernel="pingpong"': ("cute_kernels.hopper.swiglu_pingpong",),
+    'kernel="interleaved"': ("cute_kernels.hopper.swiglu_interleaved",),
+    '"swiglu_stacked"': ("cute_kernels.hopper.swiglu_stacked",),
+    '"swiglu_pingpong"': ("cute_kernels.hopper.swiglu_pingpong",),
+    '"swiglu_interleaved"': ("cute_kernels.hopper.swiglu_interleaved",),
     "ck.kernels()": ("cute_kernels.hopper.gemm",),
     "ep.": ("cute_kernels.hopper.visitor", "cute_kernels.hopper.activation"),
 }

@@ -6,10 +6,13 @@ records: `load` returns None then, and callers say so.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,16 @@ def save(name: str, record: dict[str, Any]) -> Path:
     part.write_text(json.dumps({"stamp": stamp(), **record}, indent=1) + "\n")
     part.replace(file)
     return file
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Hold record `name` of this GPU against other processes, from reading it to writing it."""
+    file = path(name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def stamp() -> dict[str, str]:

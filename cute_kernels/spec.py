@@ -66,6 +66,10 @@ class KernelSpec:
             )
         return config.validate(self.blocks, majors)
 
+    def explain(self, config: Any = None) -> str:
+        """One line for people: what a CTA of that configuration (default the first) owns, and what it costs."""
+        return self.check(config).explain(self.blocks)
+
     @property
     def gated(self) -> bool:
         """Whether it is one of the SwiGLU kernels."""

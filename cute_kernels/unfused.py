@@ -1,4 +1,4 @@
-"""`gemm` by PyTorch's kernels: what runs when CUTE_KERNELS_DISABLE=1 asks for no kernel of this package."""
+"""The same by PyTorch's kernels: what `kernel="torch"` runs, and everything when CUTE_KERNELS_DISABLE=1 asks for it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from . import epilogue as epilogues
 from .hopper import activation, visitor
+from .reference import GATED
 
 #: functions of an epilogue -> PyTorch's; operators such as + are their own
 TORCH = {
@@ -57,3 +58,18 @@ def evaluate(expression: Any, acc: torch.Tensor) -> torch.Tensor:
         return function(*map(at, node.inputs))
 
     return at(tree)
+
+
+def swiglu(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    out: torch.Tensor | None,
+    activation: str,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+) -> torch.Tensor:
+    """As api.swiglu, for any device, shape and dtype: two GEMMs and PyTorch's pointwise kernels."""
+    gate, up = (F.linear(x, w, None if b is None else b.to(x.dtype)) for w, b in ((w_gate, bias_gate), (w_up, bias_up)))
+    y = GATED[activation](gate, up)
+    return y if out is None else out.copy_(y)

@@ -55,6 +55,16 @@ class TileConfig:
     group: int = 8
     schedule: str = "cooperative"
 
+    def __post_init__(self) -> None:
+        """Types, so that equal configurations are alike: 6.0 == 6, and would find the kernel that was compiled for 6."""
+        for field in ("tile_m", "tile_n", "warp_groups", "stages", "epi_slots", "group"):
+            got = getattr(self, field)
+            self.need(type(got) is int, f"{field} is {got!r}, must be an int")
+        self.need(
+            isinstance(self.cluster, tuple) and len(self.cluster) == 2 and all(type(c) is int for c in self.cluster),
+            f"cluster is {self.cluster!r}, must be a tuple of two ints",
+        )
+
     @property
     def name(self) -> str:
         kind = "pp" if self.pingpong else "co"
@@ -96,13 +106,6 @@ class TileConfig:
         """Returns self; raises ConfigError with the field, what was got and what is allowed. majors: of A and B, see tiles."""
 
         need = self.need
-        for field in ("tile_m", "tile_n", "warp_groups", "stages", "epi_slots", "group"):
-            got = getattr(self, field)
-            need(type(got) is int, f"{field} is {got!r}, must be an int")
-        need(
-            isinstance(self.cluster, tuple) and len(self.cluster) == 2 and all(type(c) is int for c in self.cluster),
-            f"cluster is {self.cluster!r}, must be a tuple of two ints",
-        )
         need(
             self.schedule in ("cooperative", "pingpong"),
             f"schedule is {self.schedule!r}, allowed: cooperative, pingpong",

@@ -36,7 +36,9 @@ from .config import ELEMENT, SMEM_HEADER, TileConfig, slot_widths
 
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = 240
-AHEAD_BYTES = 32 << 10  # of B, at most, that L2 is asked for while the kernel ahead ends: what DRAM delivers to a CTA then
+AHEAD_BYTES = (
+    32 << 10
+)  # of B, at most, that L2 is asked for while the kernel ahead ends: what DRAM delivers to a CTA then
 STORE_BARRIER = 1  # named barriers 1, 2: one consumer's stores (0 is __syncthreads)
 ORDER_BARRIER = 3  # 3, 4: one consumer's turn to multiply
 

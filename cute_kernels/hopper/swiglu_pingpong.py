@@ -81,7 +81,9 @@ class SwigluPingpong(TwoWeights):
         super().__init__(config, dtype, variant)
         bias = visitor.leaves(self.gate_tree)
         config.need(not (config.packed and bias), "a packed gate leaves no registers for the gate's bias")
-        self.early_weights = False  # its first loads alternate between two operands: it asks L2 for the gate's, and waits
+        self.early_weights = (
+            False  # its first loads alternate between two operands: it asks L2 for the gate's, and waits
+        )
 
     def stored_tree(self, tree: visitor.Node) -> visitor.Node:
         self.gate_tree, up_tree = tree.inputs  # the gate's is evaluated between the loops

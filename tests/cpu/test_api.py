@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import cute_kernels as ck
-from cute_kernels import api, device, launch, registry
+from cute_kernels import api, device, launch, registry, unfused
 from cute_kernels import epilogue as ep
 from cute_kernels.hopper import activation, gated
 
@@ -171,7 +171,7 @@ def test_gradients(launches):
 
 
 def test_auto_keeps_pytorch_where_it_is_faster(launches, monkeypatch):
-    monkeypatch.setattr(api, "_torch_swiglu", lambda *args: None)
+    monkeypatch.setattr(unfused, "swiglu", lambda *args: None)
     for fused in (True, False):
         launches.clear()
         monkeypatch.setattr(
@@ -298,7 +298,7 @@ def test_torch_kernel_names_what_is_no_matrix():
 
 def test_the_way_to_pytorch_adds_no_copy(launches, monkeypatch):
     seen = []
-    monkeypatch.setattr(api, "_torch_swiglu", lambda *args: seen.append(args))
+    monkeypatch.setattr(unfused, "swiglu", lambda *args: seen.append(args))
     monkeypatch.setattr(launch, "_prefers_fused", lambda *shape: False)
     x, w = cuda(4, 8192), torch.empty(8192, 8192, dtype=BF16)
     ck.swiglu(x, w, w)

@@ -12,8 +12,8 @@ import cute_kernels as ck
 from cute_kernels import compile as compiling
 from cute_kernels import epilogue as ep
 from cute_kernels import reference, registry, validate
+from cute_kernels.hopper import gated, scheduler, trace
 from cute_kernels.hopper import kernel as skeleton
-from cute_kernels.hopper import scheduler, trace
 from cute_kernels.hopper.choose import choose, predicted_seconds
 from cute_kernels.hopper.config import SMEM_CAPACITY
 
@@ -214,10 +214,24 @@ def test_slots_too_narrow_for_the_output_are_a_config_error():
 
 
 def test_the_next_kernel_may_start_only_when_the_one_before_has_ended():
-    for early in (False, True):
-        ptx = registry.get("swiglu_stacked").compile(variant=skeleton.Variant(early_weights=early)).ptx
-        events = re.findall(r"griddepcontrol\.(\w+)", ptx)
-        assert events == ["wait", "launch_dependents"] * 2  # of the producer and of the consumers
+    for name in ("gemm", "swiglu_stacked", "swiglu_pingpong", "swiglu_interleaved"):
+        for early in (False, True):
+            ptx = registry.get(name).compile(variant=skeleton.Variant(early_weights=early)).ptx
+            events = re.findall(r"griddepcontrol\.(\w+)", ptx)
+            assert events == ["wait", "launch_dependents"] * 2, name  # of the producer and of the consumers
+            if name == "swiglu_pingpong":  # which has no early loads: it is the same kernel
+                assert "bulk.tensor.2d.shared" not in ptx[: ptx.index("griddepcontrol.wait")]
+    with pytest.raises(Exception, match="traced and early_weights"):
+        registry.get("gemm").compile(variant=skeleton.Variant(traced=True, early_weights=True))
+
+
+@pytest.mark.parametrize("config", registry.get("swiglu_pingpong").configs, ids=lambda c: c.name)
+def test_biases_between_the_loops_do_not_spill(config):
+    spec = registry.get("swiglu_pingpong")
+    for activation in ("swiglu", "swiglu_oai"):
+        for biases in (("float32", None), ("float32", "float32"), ("bfloat16", "bfloat16")):
+            tree = gated.stacked(activation, biases)
+            assert spec.compile(config, variant=skeleton.Variant(tree=tree)).spill_bytes == 0, (activation, biases)
 
 
 @pytest.mark.parametrize("name", ["gemm", "swiglu_pingpong"])

@@ -307,38 +307,48 @@ def test_few_rows(m):
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_a_kernel_waits_for_the_one_ahead(early):
+@pytest.mark.parametrize("kernel", ["auto", "stacked", "pingpong"])
+def test_a_kernel_waits_for_the_one_ahead(kernel, early):
     """x is the result of the launch before, of ours and of PyTorch's: programmatic launch must not read it too early."""
     a = torch.randn(64, 512, device=DEVICE).bfloat16()
     b, g, u = *weights(3584, 512, 1), *weights(4096, 3584, 2)[:2]
     ref = ck.reference.swiglu(ck.gemm(a, b), g, u)
     x = torch.empty(64, 3584, device=DEVICE, dtype=torch.bfloat16)
     graph = torch.cuda.CUDAGraph()
-    ck.swiglu(x, g, u, early_weights=early)
+    ck.swiglu(x, g, u, kernel=kernel, early_weights=early)
     with torch.cuda.graph(graph):
         outs = []
         for _ in range(20):
             x.zero_()
             ck.gemm(a, b, out=x)
-            outs.append(ck.swiglu(x, g, u, early_weights=early))
+            outs.append(ck.swiglu(x, g, u, kernel=kernel, early_weights=early))
     for _ in range(10):
         graph.replay()
         assert all(rel(out, ref) < 0.004 for out in outs)
     for _ in range(20):
         x.zero_()
         torch.mm(a, b.T, out=x)
-        assert rel(ck.swiglu(x, g, u, early_weights=early), ref) < 0.006
+        assert rel(ck.swiglu(x, g, u, kernel=kernel, early_weights=early), ref) < 0.006
 
 
-def test_weights_that_change_are_read_anew():
-    """Without early_weights the kernel sees what the launch before wrote into its weights."""
-    x = torch.randn(64, 512, device=DEVICE).bfloat16()
+@pytest.mark.parametrize("m", [64, 1000])
+@pytest.mark.parametrize("kernel", ["gemm", "auto", *FUSED])
+def test_weights_that_change_are_read_anew(kernel, m):
+    """Without early_weights a kernel sees what the launch before wrote into its weights, though it asked L2 for them earlier:
+    PyTorch's launch, and one of ours, which lets its successor begin."""
+    x, eye = torch.randn(m, 512, device=DEVICE).bfloat16(), torch.eye(512, device=DEVICE, dtype=torch.bfloat16)
     (g, u), new = weights(4096, 512, 2), weights(4096, 512, 1)[0]
-    for _ in range(20):
-        g.zero_()
-        assert (ck.swiglu(x, g, u) == 0).all()
-        g.copy_(new)
-        assert rel(ck.swiglu(x, g, u), ck.reference.swiglu(x, new, u)) < 0.004
+
+    def run():
+        return ck.gemm(x, g) if kernel == "gemm" else ck.swiglu(x, g, u, kernel=kernel)
+
+    ref = ck.reference.gemm(x, new) if kernel == "gemm" else ck.reference.swiglu(x, new, u)
+    for write in (lambda: g.copy_(new), lambda: ck.gemm(new, eye, out=g)):
+        for _ in range(10):
+            g.zero_()
+            assert (run() == 0).all()
+            write()
+            assert rel(run(), ref) < 0.004
 
 
 def test_interleaved_equals_stacked():
