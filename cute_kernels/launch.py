@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from . import cache, registry
 from . import device as devices
-from . import registry
-from .compile import Compiled
+from .compile import Compiled, dtype_name
 from .hopper.choose import choose, prefers_fused
 from .hopper.kernel import PLAIN, Variant
 
@@ -80,5 +80,6 @@ def load(key: tuple, device: torch.device) -> tuple[Compiled, int]:
     with _compiling:
         if key not in _compiled:
             along_m, along_n = config.cluster
-            _compiled[key] = spec.compile(config, dtype, variant), devices.max_clusters(device, along_m * along_n)
+            kernel = cache.compiled(spec, config, dtype_name(dtype), variant)
+            _compiled[key] = kernel, devices.max_clusters(device, along_m * along_n)
         return _compiled[key]

@@ -143,9 +143,12 @@ class WarpSpecializedGemm:
     def spare_registers(self) -> int:
         """Registers of a consumer thread that may hold a slab's operands: the most that compiled without spills (a wide tile
         also holds the addresses of many columns)."""
-        if self.config.accumulators(self.columns) > 160:
+        accumulators = self.config.accumulators(self.columns)
+        if accumulators >= 160 and self.columns > 1:
+            return 3
+        if accumulators > 160:
             return 5
-        return 11 if self.columns * self.config.tile_n > 192 or self.config.accumulators(self.columns) == 160 else 16
+        return 11 if self.columns * self.config.tile_n > 192 or accumulators == 160 else 16
 
     @cute.jit
     def launch(self, a: cute.Tensor, b: tuple, out: cute.Tensor, max_clusters: Int32, operands: tuple, events, stream):

@@ -225,6 +225,22 @@ def test_the_next_kernel_may_start_only_when_the_one_before_has_ended():
         registry.get("gemm").compile(variant=skeleton.Variant(traced=True, early_weights=True))
 
 
+@pytest.mark.parametrize(
+    "config", [c for c in registry.get("swiglu_stacked").configs if c.tile_n >= 80], ids=lambda c: c.name
+)
+def test_biases_of_wide_tiles_do_not_spill(config):
+    spec = registry.get("swiglu_stacked")
+    for activation, biases in (
+        ("geglu", (None, "float32")),
+        ("geglu", (None, "bfloat16")),
+        ("geglu", ("float32", "bfloat16")),
+        ("swiglu", ("float32", "float32")),
+        ("swiglu_oai", ("bfloat16", None)),
+    ):
+        tree = gated.stacked(activation, biases)
+        assert spec.compile(config, variant=skeleton.Variant(tree=tree)).spill_bytes == 0, (activation, biases)
+
+
 @pytest.mark.parametrize("config", registry.get("swiglu_pingpong").configs, ids=lambda c: c.name)
 def test_biases_between_the_loops_do_not_spill(config):
     spec = registry.get("swiglu_pingpong")
