@@ -121,7 +121,12 @@ def _code(module: str) -> str:
     return code_only(module_file(module).read_text())
 
 
-MADE = ("cute_kernels.compile", "cute_kernels.device", "cute_kernels.spec")  # what else decides what is launched
+MADE = (
+    "cute_kernels.cache",
+    "cute_kernels.compile",
+    "cute_kernels.device",
+    "cute_kernels.spec",
+)  # what else decides what is launched
 
 JUDGED = (
     *MADE,
