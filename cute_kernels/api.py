@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from . import device as devices
 from . import epilogue as epilogues
 from . import launch as launching
-from . import registry, unfused
+from . import plans, registry, unfused
 from .compile import dtype_name
 from .hopper import gated, visitor
 from .hopper.kernel import Variant
@@ -22,7 +22,7 @@ from .weights import Interleaved, interleave, split
 DEVICE = "cuda"  # tests that check arguments without a GPU set it to "cpu"
 DTYPES = (torch.bfloat16, torch.float16)
 OUT_DTYPES = (*DTYPES, torch.float32)
-ALIGN = 16  # bytes: TMA's rule for base addresses and row pitches
+ALIGN = plans.ALIGN  # bytes: TMA's rule for base addresses and row pitches
 STEP = ALIGN // 2  # the same in elements
 #: `swiglu(kernel=...)` -> the finished kernels that it may run
 GATED_KERNELS = {
@@ -59,16 +59,21 @@ def gemm(
     """
     if DISABLED:
         return unfused.gemm(a, b, out, out_dtype, epilogue)
+    key = None
+    if epilogue is None:
+        key, known = plans.look(("gemm", out_dtype, config), (a, b), 1, out)
+        if known is not None:
+            return known
     if _for_an_operator(a, b):
         if epilogue is not None and torch.compiler.is_compiling():
             return _run_gemm_apart(a, b, out, out_dtype, epilogue, config)
         if epilogue is None:
             _check_types({"a": a, "b": b})
-            _check_followed(out)
+            _check_followed(out, a, b)
             dtype = out.dtype if out_dtype is None and out is not None else out_dtype
             name = _config_name(config, ("gemm",))
             return _into(out, torch.ops.cute_kernels.gemm(a, b, out_dtype=dtype, config=name))
-    return run_gemm(a, b, out, out_dtype, epilogue, config)
+    return run_gemm(a, b, out, out_dtype, epilogue, config, key)
 
 
 def run_gemm(
@@ -78,8 +83,10 @@ def run_gemm(
     out_dtype: torch.dtype | None,
     epilogue: Any,
     config: Any,
+    key: tuple | None = None,
 ) -> torch.Tensor:
-    """`gemm` itself; autograd does not follow it."""
+    """`gemm` itself; autograd does not follow it. key: under which `plans` keeps the call."""
+    given = a, b
     if out_dtype is not None and out_dtype not in OUT_DTYPES:
         raise TypeError(f"out_dtype is {out_dtype!r}, must be torch.bfloat16, torch.float16 or torch.float32")
     if out_dtype is None and isinstance(out, torch.Tensor):
@@ -98,7 +105,8 @@ def run_gemm(
         rows, (b,) = _with_depth(rows, (b,))
         same = result.dtype == rows.dtype
         variant = Variant(None if same else dtype_name(result.dtype), majors, tree)
-        launching.launch("gemm", rows, (b,), out2d, config, variant, operands)
+        entry = launching.launch("gemm", rows, (b,), out2d, config, variant, operands)
+        plans.keep(key, entry, given, (rows, b), out2d, result)
     return _written(result, out, "gemm", config, majors)
 
 
@@ -131,13 +139,17 @@ def swiglu(
     Differentiable by x, weights and biases, but for out=: the backward pass computes gate and up again, with PyTorch's kernels.
     With CUTE_KERNELS_DISABLE=1 in the environment every kernel is "torch".
     """
-    check_kernel(kernel, activation, config, early_weights)
     tensors = (x, w_gate, w_up, bias_gate, bias_up)
+    what = ("swiglu", activation, kernel, config, early_weights, type(early_weights))
+    key, known = (None, None) if DISABLED else plans.look(what, tensors, 2, out)
+    if known is not None:
+        return known
+    check_kernel(kernel, activation, config, early_weights)
     if DISABLED or (kernel == "auto" and config is None and any(map(_has_tangent, tensors))):
         kernel, config, early_weights = "torch", None, False
     if kernel != "torch" and _for_an_operator(*tensors):
         _check_types({"x": x, "w_gate": w_gate, "w_up": w_up})
-        _check_followed(out)
+        _check_followed(out, *tensors)
         y = torch.ops.cute_kernels.swiglu(
             *tensors,
             activation=activation,
@@ -146,7 +158,7 @@ def swiglu(
             early_weights=early_weights,
         )
         return _into(out, y)
-    return run_swiglu(*tensors, activation, out, kernel, config, early_weights)
+    return run_swiglu(*tensors, activation, out, kernel, config, early_weights, key)
 
 
 def run_swiglu(
@@ -160,8 +172,9 @@ def run_swiglu(
     kernel: str,
     config: Any,
     early_weights: bool,
+    key: tuple | None = None,
 ) -> torch.Tensor:
-    """`swiglu` itself, for what `check_kernel` has passed; autograd follows kernel "torch" alone."""
+    """`swiglu` itself, for what `check_kernel` has passed; autograd follows kernel "torch" alone. key: as for `run_gemm`."""
     biases = {"bias_gate": bias_gate, "bias_up": bias_up}
     if kernel == "torch":
         _check_torch(x, w_gate, w_up, out, biases)
@@ -183,10 +196,11 @@ def run_swiglu(
         if given or activation != "swiglu":
             tree = gated.stacked(activation, tuple(None if t is None else dtype_name(t.dtype) for t in biases.values()))
         early_weights = early_weights and rows.shape[1] > 0  # weights that stand for none are made by the kernel ahead
-        rows, (w_gate, w_up) = _with_depth(rows, (w_gate, w_up))
-        launching.launch(
-            name, rows, (w_gate, w_up), out2d, config, Variant(tree=tree, early_weights=early_weights), operands
+        rows, launched = _with_depth(rows, (w_gate, w_up))
+        entry = launching.launch(
+            name, rows, launched, out2d, config, Variant(tree=tree, early_weights=early_weights), operands
         )
+        plans.keep(key, entry, (x, w_gate, w_up, *given.values()), (rows, *launched, *operands), out2d, result)
     return _written(result, out, name, config)
 
 
@@ -207,6 +221,10 @@ def swiglu_interleaved(
     Shapes, alignment, out and errors as for `gemm`; TypeError for a plain tensor as w, which does not say how it is packed.
     """
     packed = _packed(w, bias)
+    what = ("swiglu_interleaved", activation, config, early_weights, type(early_weights))
+    key, known = (None, None) if DISABLED else plans.look(what, (x, *packed), 1, out)
+    if known is not None:
+        return known
     check_activation(activation)
     _check_early(early_weights)
     if DISABLED:
@@ -214,13 +232,13 @@ def swiglu_interleaved(
         return run_swiglu(x, *both, *(biases or (None, None)), activation, out, "torch", None, False)
     if _for_an_operator(x, *packed):
         _check_types({"x": x})
-        _check_followed(out)
+        _check_followed(out, x, *packed)
         name = _config_name(config, ("swiglu_interleaved",))
         y = torch.ops.cute_kernels.swiglu_interleaved(
             x, *packed, activation=activation, config=name, early_weights=early_weights
         )
         return _into(out, y)
-    return run_interleaved(x, w, bias, activation, out, config, early_weights)
+    return run_interleaved(x, w, bias, activation, out, config, early_weights, key)
 
 
 def run_interleaved(
@@ -231,8 +249,10 @@ def run_interleaved(
     out: torch.Tensor | None,
     config: Any,
     early_weights: bool,
+    key: tuple | None = None,
 ) -> torch.Tensor:
-    """`swiglu_interleaved` itself, for an activation that `check_activation` has passed; autograd does not follow it."""
+    """`swiglu_interleaved` itself, for an activation that `check_activation` has passed; autograd does not follow it. key: as for
+    `run_gemm`."""
     rows, out2d, result = _arguments(x, {"w": w.tensor}, out, "x", fold=2)
     operands, tree = (), None
     if bias is not None:
@@ -242,9 +262,11 @@ def run_interleaved(
     if result.numel():
         early_weights = early_weights and rows.shape[1] > 0
         rows, packed = _with_depth(rows, (w.tensor,))
-        launching.launch(
+        entry = launching.launch(
             "swiglu_interleaved", rows, packed, out2d, config, Variant(tree=tree, early_weights=early_weights), operands
         )
+        given = (x, w.tensor) if bias is None else (x, w.tensor, bias.tensor)
+        plans.keep(key, entry, given, (rows, *packed, *operands), out2d, result)
     return _written(result, out, "swiglu_interleaved", config)
 
 
@@ -258,6 +280,8 @@ def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype
     names = {"gemm": "gemm", "swiglu": "swiglu_stacked", "swiglu_interleaved": "swiglu_interleaved"}
     if kernel not in names:
         raise ValueError(f"kernel is {kernel!r}, allowed: {', '.join(map(repr, names))}")
+    if DISABLED:
+        return
     spec = registry.get(names[kernel])
     device = "cuda" if device is None else device
     _check_device(device)
@@ -336,9 +360,9 @@ def _packed(w: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     return w.tensor, None if bias is None else bias.tensor
 
 
-def _check_followed(out: torch.Tensor | None) -> None:
+def _check_followed(out: torch.Tensor | None, *tensors: Any) -> None:
     """Autograd cannot follow a result into the caller's memory."""
-    if out is not None and not torch.compiler.is_compiling():
+    if out is not None and not torch.compiler.is_compiling() and _requires_grad(*tensors):
         raise ValueError(
             "out is given and an input requires grad: autograd does not follow out=; leave it away, or call under "
             "torch.no_grad()"
@@ -631,16 +655,22 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _for_an_operator(*tensors: Any) -> bool:
-    """Whether PyTorch has to see an operator: it traces, or a gradient is asked for."""
-    if torch.compiler.is_compiling():
-        return True
+    """Whether PyTorch has to see an operator: for a tracer, mode, transform, subclass, or because a gradient is asked for."""
+    return plans.watched() or any(map(_dispatches, tensors)) or _requires_grad(*tensors)
+
+
+def _dispatches(t: Any) -> bool:
+    """Whether t is a subclass that wants to see every operator, such as a FakeTensor: it need not have memory."""
+    return isinstance(t, torch.Tensor) and type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def _requires_grad(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
 
 
 def _differentiates(*tensors: Any) -> bool:
     """Whether autograd, in either direction, follows one of these."""
-    requires_grad = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
-    return requires_grad or any(map(_has_tangent, tensors))
+    return _requires_grad(*tensors) or any(map(_has_tangent, tensors))
 
 
 def _has_tangent(t: Any) -> bool:

@@ -21,11 +21,20 @@ def run(file: Path, timeout: int = 600) -> float:
         notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": file.parent}}
     ).execute()
     seconds = time.perf_counter() - began
-    for cell in notebook["cells"]:
-        cell.get("metadata", {}).pop("execution", None)
+    nbformat.write(notebook, file)
+    stamp(file)
+    return seconds
+
+
+def stamp(file: Path) -> None:
+    """Say in an executed notebook where and when that was, and of which code; what differs from run to run is left out."""
+    import nbformat
+
+    notebook = nbformat.read(file, as_version=4)
+    for part in (notebook, *notebook["cells"]):
+        part["metadata"].pop("execution", None)
     notebook["metadata"]["cute_kernels"] = {**records.stamp(), "digest": evidence.notebook_digest(notebook)}
     nbformat.write(notebook, file)
-    return seconds
 
 
 def main(files: list[str], force: bool = False) -> int:

@@ -48,7 +48,8 @@ def launch(
     config: Any,
     variant: Variant = PLAIN,
     operands: tuple = (),
-) -> None:
+) -> tuple[Compiled, int]:
+    """Launch; returns what a later call of the same shapes needs: the compiled kernel and its persistent grid in clusters."""
     index = a.device.index
     if config is None:
         config = chosen(name, a.shape[0], out.shape[1], a.shape[1], a.device, variant.majors)
@@ -61,11 +62,17 @@ def launch(
     if entry is None:
         entry = load(key, a.device)
     kernel, clusters = entry
+    call(kernel.function, index, a, *weights, out, clusters, operands, None)
+    return entry
+
+
+def call(function: Any, index: int, *args: Any) -> None:
+    """A compiled function on the current stream of device `index`."""
     if index == torch.cuda.current_device():
-        kernel.function(a, *weights, out, clusters, operands, None)
+        function(*args)
     else:
         with torch.cuda.device(index):
-            kernel.function(a, *weights, out, clusters, operands, None)
+            function(*args)
 
 
 def load(key: tuple, device: torch.device) -> tuple[Compiled, int]:

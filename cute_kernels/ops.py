@@ -8,12 +8,14 @@ PyTorch's kernels on what the fused ones do not take.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from . import api, gradient
+from . import api, gradient, plans, unfused
 from .device import UnsupportedDevice
-from .weights import Interleaved
+from .weights import Interleaved, split
 
 LIBRARY = torch.library.Library("cute_kernels", "DEF")
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
@@ -35,7 +37,12 @@ LIBRARY.define(
 
 
 def _gemm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, config: str = "") -> Tensor:
-    return api.run_gemm(a, b, None, out_dtype, None, api.config_named(config, ("gemm",)))
+    if api.DISABLED:
+        return unfused.gemm(a, b, None, out_dtype, None)
+    key, known = plans.look(("op gemm", out_dtype, config), (a, b), 1, None)
+    if known is not None:
+        return known
+    return api.run_gemm(a, b, None, out_dtype, None, api.config_named(config, ("gemm",)), key)
 
 
 def _swiglu(
@@ -52,16 +59,25 @@ def _swiglu(
     fallback: bool = False,
 ) -> Tensor:
     tensors = (x, w_gate, w_up, bias_gate, bias_up)
+    if api.DISABLED:
+        return _unfused(*tensors, activation)
+    key, known = plans.look(("op swiglu", activation, use, config, early_weights), tensors, 2, None)
+    if known is not None:
+        return known
     try:
         api.check_kernel(use, activation, None, early_weights)
         found = api.config_named(config, api.GATED_KERNELS[use])
-        y = api.run_swiglu(*tensors, activation, None, use, found, early_weights)
+        y = api.run_swiglu(*tensors, activation, None, use, found, early_weights, key)
     except (TypeError, ValueError, UnsupportedDevice):  # before any launch
         if not fallback:
             raise
-        api.check_activation(activation)
-        y = api.run_swiglu(*tensors, activation, None, "torch", None, False)
+        y = _unfused(*tensors, activation)
     return y.contiguous()
+
+
+def _unfused(x: Tensor, w_gate: Tensor, w_up: Tensor, bias_gate: Any, bias_up: Any, activation: str) -> Tensor:
+    api.check_activation(activation)
+    return api.run_swiglu(x, w_gate, w_up, bias_gate, bias_up, activation, None, "torch", None, False).contiguous()
 
 
 def _swiglu_interleaved(
@@ -73,6 +89,12 @@ def _swiglu_interleaved(
     config: str = "",
     early_weights: bool = False,
 ) -> Tensor:
+    if api.DISABLED:
+        halves = (None, None) if bias is None else split(bias, "interleaved")
+        return _unfused(x, *split(w, "interleaved"), *halves, activation)
+    key, known = plans.look(("op swiglu_interleaved", activation, config, early_weights), (x, w, bias), 1, None)
+    if known is not None:
+        return known
     api.check_activation(activation)
     return api.run_interleaved(
         x,
@@ -82,6 +104,7 @@ def _swiglu_interleaved(
         None,
         api.config_named(config, ("swiglu_interleaved",)),
         early_weights,
+        key,
     )
 
 

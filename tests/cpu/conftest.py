@@ -1,8 +1,11 @@
 """A Hopper GPU that is not there, for tests of what happens around a launch."""
 
-import pytest
+import types
 
-from cute_kernels import api, device, launch, reference
+import pytest
+import torch
+
+from cute_kernels import api, device, launch, plans, reference
 
 
 @pytest.fixture
@@ -18,17 +21,29 @@ def gpu(monkeypatch, hopper):
     """Kernels are PyTorch's; returns the names of the kernels that were launched."""
     seen = []
 
-    def compute(name, a, weights, out, config, variant=launch.PLAIN, operands=()):
-        seen.append(name)
-        if name == "gemm":
-            out.copy_(a.float() @ weights[0].float().T)
-            return
-        if name == "swiglu_interleaved":
-            weights = weights[0][0::2], weights[0][1::2]
-            operands = tuple(t for o in operands for t in (o[0::2], o[1::2]))
-        named = dict(zip(("bias_gate", "bias_up"), operands, strict=False))
-        out.copy_(reference.swiglu(a, *weights, **named))
+    def function_of(name):
+        def function(a, *rest):
+            *weights, out, _, operands, _ = rest
+            seen.append(name)
+            if name == "gemm":
+                out.copy_(a.float() @ weights[0].float().T)
+                return
+            if name == "swiglu_interleaved":
+                weights = weights[0][0::2], weights[0][1::2]
+                operands = tuple(t for o in operands for t in (o[0::2], o[1::2]))
+            named = dict(zip(("bias_gate", "bias_up"), operands, strict=False))
+            out.copy_(reference.swiglu(a, *weights, **named))
 
+        return function
+
+    def compute(name, a, weights, out, config, variant=launch.PLAIN, operands=()):
+        entry = types.SimpleNamespace(function=function_of(name)), 1
+        launch.call(entry[0].function, None, a, *weights, out, 1, operands, None)
+        return entry
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of a CPU tensor's device
+    plans.forget()
     monkeypatch.setattr(launch, "launch", compute)
     monkeypatch.setattr(launch, "fuses", lambda x, n: True)
-    return seen
+    yield seen
+    plans.forget()
