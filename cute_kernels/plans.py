@@ -16,7 +16,9 @@ from . import launch
 
 ALIGN = 16  # bytes: TMA's rule for base addresses
 MOST = 4096  # calls that are kept
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+#: without torch.cuda.current_device's check that CUDA has started: whoever has a tensor on a GPU has started it
+current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 _plans: dict[tuple, Plan] = {}
 
@@ -24,21 +26,24 @@ _plans: dict[tuple, Plan] = {}
 class Plan:
     """How to launch one kind of call."""
 
-    __slots__ = ("clusters", "device", "dtype", "function", "index", "out_view", "shape", "spans", "views")
+    __slots__ = ("clusters", "dtype", "function", "index", "inputs", "out_view", "shape", "spans", "views")
 
     def __init__(self, entry: tuple, given: tuple, launched: tuple, out2d: torch.Tensor, result: torch.Tensor):
         kernel, self.clusters = entry
         self.function = kernel.function
-        self.device, self.index = result.device, result.device.index
-        self.shape, self.dtype = tuple(result.shape), result.dtype
-        self.views = tuple(map(view, launched, given))
+        self.index = result.device.index
+        self.shape = tuple(result.shape)
+        self.dtype = None if result.dtype == given[0].dtype else result.dtype
+        views = tuple(map(view, launched, given))
+        self.views = views if any(views) else None
         self.out_view = view(out2d, result)
         self.spans = tuple(map(span, given)), span(result)
 
     def __call__(self, given: tuple, weights: int, out: torch.Tensor | None) -> torch.Tensor | None:
         """Launch; None, and nothing launched, where `out` may overlap an input."""
         if out is None:
-            result = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+            dtype = self.dtype
+            result = given[0].new_empty(*self.shape) if dtype is None else given[0].new_empty(self.shape, dtype=dtype)
         else:
             result, first = out, out.data_ptr()
             spans, length = self.spans
@@ -46,10 +51,14 @@ class Plan:
                 begin = t.data_ptr()
                 if begin < first + length and first < begin + size:
                     return None
-        args = [t if v is None else t.as_strided(*v) for t, v in zip(given, self.views, strict=True)]
+        if self.views is not None:
+            given = tuple(t if v is None else t.as_strided(*v) for t, v in zip(given, self.views, strict=True))
         out2d = result if self.out_view is None else result.as_strided(*self.out_view)
-        operands = tuple(args[1 + weights :])
-        launch.call(self.function, self.index, *args[: 1 + weights], out2d, self.clusters, operands, None)
+        args = (*given[: 1 + weights], out2d, self.clusters, given[1 + weights :], None)
+        if self.index == current_device():
+            self.function(*args)
+        else:
+            launch.call(self.function, self.index, *args)
         if out is not None:
             torch.autograd.graph.increment_version(out)
         return result
@@ -77,12 +86,34 @@ def look(
     """
     if watched() or forward_ad._current_level >= 0:
         return None, None
+    followed = torch.is_grad_enabled()
+    key, given, addresses = list(what), tensors[: 1 + weights], 0
     try:
-        key, given = _key(what, tensors, out)
+        for t in tensors if out is None else (*tensors, out):
+            if t is None:
+                key.append(None)
+                continue
+            kind = type(t)
+            if (
+                (kind is not torch.Tensor and kind is not torch.nn.Parameter)
+                or (followed and t.requires_grad)
+                or t.is_neg()
+            ):
+                return None, None
+            addresses |= t.data_ptr()
+            key += (t.shape, t.stride(), t.dtype, t.device)
+        if addresses % ALIGN:
+            return None, None
+        key = tuple(key)
         plan = _plans.get(key)
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError):  # no plain tensors, no hashable options
+    except (NotImplementedError, RuntimeError, TypeError):  # no strides or no memory; options that cannot be hashed
         return None, None
-    return key, None if plan is None or key is None else plan(given, weights, out)
+    if plan is None:
+        return key, None
+    for t in tensors[1 + weights :]:
+        if t is not None:
+            given += (t,)
+    return key, plan(given, weights, out)
 
 
 def watched() -> bool:
@@ -92,22 +123,6 @@ def watched() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
-
-
-def _key(what: tuple, tensors: tuple, out: torch.Tensor | None) -> tuple[tuple | None, tuple]:
-    """What a plan depends on, and the tensors that are there."""
-    followed = torch.is_grad_enabled()
-    parts: list[Any] = [what]
-    given = []
-    for t in (*tensors, out):
-        if t is None:
-            parts.append(None)
-            continue
-        if type(t) not in PLAIN or (followed and t.requires_grad) or t.is_neg() or t.data_ptr() % ALIGN:
-            return None, ()
-        parts.append((t.shape, t.stride(), t.dtype, t.device))
-        given.append(t)
-    return tuple(parts), tuple(given if out is None else given[:-1])
 
 
 def keep(

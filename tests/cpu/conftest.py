@@ -41,7 +41,8 @@ def gpu(monkeypatch, hopper):
         launch.call(entry[0].function, None, a, *weights, out, 1, operands, None)
         return entry
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of a CPU tensor's device
+    for module in (torch.cuda, plans):
+        monkeypatch.setattr(module, "current_device", lambda: None)  # the index of a CPU tensor's device
     plans.forget()
     monkeypatch.setattr(launch, "launch", compute)
     monkeypatch.setattr(launch, "fuses", lambda x, n: True)

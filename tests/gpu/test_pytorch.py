@@ -103,7 +103,7 @@ def test_a_qwen2_is_fused(how):
 
 def test_a_module_trains():
     layer = ck.SwiGLUMLP(328, 264, device="cuda", dtype=BF16)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=3e-3)
     x, target = torch.randn(300, 328, device="cuda").to(BF16), torch.randn(300, 328, device="cuda").to(BF16)
     losses = []
     for _ in range(30):
@@ -112,7 +112,7 @@ def test_a_module_trains():
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.98 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
     with torch.autocast("cuda", dtype=BF16):
         wide = ck.SwiGLU(328, 264, device="cuda")
         assert wide(x.float()).dtype == BF16
