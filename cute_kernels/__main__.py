@@ -1,4 +1,4 @@
-"""Command line: python -m cute_kernels doctor | demo | bench | validate | evidence | execute | readme."""
+"""Command line: python -m cute_kernels doctor | demo | bench | peers | validate | evidence | execute | readme."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("doctor", help="what this machine can run; non-zero when something needs mending")
     commands.add_parser("demo", help="the fused kernels on Qwen-2.5 shapes against PyTorch")
     bench = commands.add_parser("bench", help="time every finished kernel beside PyTorch")
-    bench.add_argument("--models", default=None, help="comma-separated, such as 0.5B,7B; default all")
-    bench.add_argument("--M", dest="rows", default=None, help="comma-separated token counts")
     bench.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    peers = commands.add_parser("peers", help="time swiglu beside quack, where that is installed")
+    for command in (bench, peers):
+        command.add_argument("--models", default=None, help="comma-separated, such as 0.5B,7B; default all")
+        command.add_argument("--M", dest="rows", default=None, help="comma-separated token counts")
     validate = commands.add_parser("validate", help="numerics of every configuration against fp32")
     validate.add_argument("--kernel", default=None, help="one kernel only")
-    for command in (bench, validate):
+    for command in (bench, peers, validate):
         command.add_argument("--record", action="store_true", help="keep the result under notebooks/measured")
     commands.add_parser("evidence", help="is what was measured about today's code? non-zero when not")
     execute = commands.add_parser("execute", help="run notebooks on this GPU and keep their outputs")
@@ -40,6 +42,11 @@ def main(argv: list[str] | None = None) -> int:
 
         given = {key: value for key in ("models", "rows") if (value := getattr(args, key))}
         return run(record=args.record, compiled=not args.no_compile, **given)
+    if args.command == "peers":
+        from .peers import main as run
+
+        given = {key: value for key in ("models", "rows") if (value := getattr(args, key))}
+        return run(record=args.record, **given)
     if args.command == "validate":
         from .validate import main as run
 
@@ -59,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Ends with one line for names that do not exist, a record of half a benchmark, or a GPU that is no Hopper."""
-    if args.command == "bench":
+    if args.command in ("bench", "peers"):
         from .models import QWEN25
 
         models, rows = (given.split(",") if given else [] for given in (args.models, args.rows))
@@ -67,7 +74,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             parser.error(f"--models: {', '.join(map(repr, unknown))} unknown, allowed: {', '.join(QWEN25)}")
         if wrong := [m for m in rows if not (m.isdecimal() and int(m))]:
             parser.error(f"--M: {', '.join(map(repr, wrong))}, must be positive whole numbers")
-        if args.record and (args.models or args.rows or args.no_compile):
+        if args.record and (args.models or args.rows or getattr(args, "no_compile", False)):
             parser.error("--record keeps the whole benchmark: leave --models, --M and --no-compile away")
     if args.command == "validate" and args.kernel:
         from .registry import get
@@ -76,7 +83,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             get(args.kernel)
         except ValueError as why:
             parser.error(f"--kernel: {why}")
-    if args.command in ("bench", "validate", "execute"):
+    if args.command in ("bench", "peers", "validate", "execute"):
         import torch
 
         from .lab import HAS_GPU

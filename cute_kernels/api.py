@@ -58,6 +58,7 @@ def gemm(
     compile, before anything is launched; RuntimeError for a first call while a CUDA graph is captured.
     """
     if DISABLED:
+        _check_torch_gemm(a, b, out, out_dtype)
         return unfused.gemm(a, b, out, out_dtype, epilogue)
     key = None
     if epilogue is None:
@@ -275,11 +276,20 @@ def warmup(kernel: str = "swiglu", *, m: int, n: int, k: int, dtype: torch.dtype
     CUDA graph can capture it.
 
     m, n, k: rows of x, columns of the result, depth. device: default the current one. Runs one 8 x 8 problem.
-    Raises ValueError, UnsupportedDevice.
+    Raises TypeError, ValueError, UnsupportedDevice.
     """
     names = {"gemm": "gemm", "swiglu": "swiglu_stacked", "swiglu_interleaved": "swiglu_interleaved"}
     if kernel not in names:
         raise ValueError(f"kernel is {kernel!r}, allowed: {', '.join(map(repr, names))}")
+    for what, size in (("m", m), ("n", n), ("k", k)):
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"{what} is {size!r}, must be an int")
+        if size < 1 or (what != "m" and size % STEP):
+            raise ValueError(
+                f"{what} is {size}, must be positive" + ("" if what == "m" else f" and a multiple of {STEP}")
+            )
+    if dtype not in DTYPES:
+        raise TypeError(f"dtype is {dtype!r}, must be torch.bfloat16 or torch.float16")
     if DISABLED:
         return
     spec = registry.get(names[kernel])
@@ -475,6 +485,8 @@ def _check_shape(out: torch.Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_apart(out: torch.Tensor, who: str, t: torch.Tensor) -> None:
+    if torch.compiler.is_compiling() or _dispatches(out) or _dispatches(t):  # no addresses to compare
+        return
     if _overlap(out, t):
         raise ValueError(f"out overlaps {who} in memory: the kernel would read what it has written")
 
@@ -679,6 +691,22 @@ def _has_tangent(t: Any) -> bool:
     return forward_ad.unpack_dual(t).tangent is not None
 
 
+def _check_torch_gemm(a: Any, b: Any, out: Any, out_dtype: Any) -> None:
+    """As `_check_torch`: PyTorch would take a vector for b, and copy into an `out` of more dimensions or another dtype."""
+    _check_types({"a": a, "b": b, **({} if out is None else {"out": out})})
+    _check_weight("b", b)
+    if not a.dim():
+        raise ValueError("a has shape (), must be (..., K)")
+    if out is None:
+        return
+    if out_dtype is not None and out.dtype != out_dtype:
+        raise TypeError(f"out is {dtype_name(out.dtype)}, out_dtype is {dtype_name(out_dtype)}")
+    _check_same_device("out", out, "a", a)
+    _check_shape(out, (*a.shape[:-1], b.shape[0]))
+    for who, t in (("a", a), ("b", b)):
+        _check_apart(out, who, t)
+
+
 def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any]) -> None:
     """What PyTorch's kernels ask for: any strides, sizes and devices, but `out` obeys the rules of the fused kernel."""
     weights = {"w_gate": w_gate, "w_up": w_up}
@@ -691,6 +719,8 @@ def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any
     for who, t in tensors.items():
         if who in weights:
             _check_weight(who, t)
+            if not torch.is_autocast_enabled(x.device.type):
+                _check_dtype(who, t, "x", x)
         elif not t.dim():
             raise ValueError(f"{who} has shape (), must be (..., K)")
     if out is not None:

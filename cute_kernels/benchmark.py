@@ -1,4 +1,4 @@
-"""Speed of the finished kernels beside PyTorch and, where installed, quack: contenders in turns, one run per table.
+"""Speed of the finished kernels beside PyTorch (peers.py: beside quack): contenders in turns, one run per table.
 
 `bench --record` keeps the medians in notebooks/measured/<gpu>/bench.json, from which README and notebooks draw. Times are
 microseconds with inputs that rotate through more than L2; only ratios within one run mean something, boards throttle.

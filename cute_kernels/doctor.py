@@ -119,10 +119,28 @@ def load_driver():
     return ctypes.CDLL("libcuda.so.1")
 
 
+def has_nvidia_gpu(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Whether the PCI bus holds a display or 3D controller of NVIDIA's, with or without a driver."""
+
+    def is_one(device: Path) -> bool:
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            return False
+        return vendor == "0x10de" and kind.startswith("0x03")
+
+    return any(map(is_one, devices.glob("*")))
+
+
 def driver() -> Check:
     try:
         library = load_driver()
     except OSError:
+        if has_nvidia_gpu():
+            mend = (
+                "install the NVIDIA driver (580 or newer); a container is to be started with its GPUs, as by --gpus all"
+            )
+            return Check("NVIDIA driver", False, "none, though there is an NVIDIA GPU", mend)
         return Check("NVIDIA driver", None, "none: kernels can be compiled here, not run")
     version = ctypes.c_int()
     status = library.cuInit(0) or library.cuDriverGetVersion(ctypes.byref(version))

@@ -150,6 +150,19 @@ TIMED = (
 )  # what else decides a figure of bench.json
 
 
+CALLED = (
+    *MADE,
+    *TREES,
+    "cute_kernels.api",
+    "cute_kernels.launch",
+    "cute_kernels.ops",
+    "cute_kernels.plans",
+    "cute_kernels.reference",
+    "cute_kernels.unfused",
+    "cute_kernels.weights",
+)  # what else decides what a public function does
+
+
 @functools.cache
 def validation_digest(module: str) -> str:
     """Digest of what affects the recorded numerics of the kernel written in `module`. Trees of the user's are gemm's alone."""
@@ -172,6 +185,22 @@ def ladder_digest() -> str:
     return digest([cells_digest(steps), bench_digest("cute_kernels.hopper.gemm"), repr(ladder.SIZES)])
 
 
+@functools.cache
+def fuzz_digest() -> str:
+    """Digest of what affects random calls of the public functions: kernels, the way to them, how calls are drawn and judged."""
+    from .registry import kernels
+
+    file = records.ROOT / "tests" / "fuzzing.py"
+    drawn = code_only(file.read_text()) if file.is_file() else ""
+    return digest([*(kernel_digest(spec.module) for spec in kernels()), *map(_code, CALLED), drawn])
+
+
+@functools.cache
+def peers_digest() -> str:
+    """Digest of what affects the recorded speed beside a peer."""
+    return digest([bench_digest("cute_kernels.hopper.swiglu_stacked"), _code("cute_kernels.peers")])
+
+
 def notebook_digest(notebook: dict[str, Any]) -> str:
     """Digest of a notebook's code cells (outputs left out) and of the kernel parts that they import."""
     return cells_digest(["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"])
@@ -192,9 +221,23 @@ CALLS = {
 }
 
 
+#: a notebook whose cells say this measures or shows the way to the kernels: host times, operators, fusion
+HOST = "lab.host."
+
+
 def cells_digest(cells: list[str]) -> str:
     parts = set()
     for cell in cells:
+        if HOST in cell:
+            parts.update(
+                (
+                    *CALLED,
+                    "cute_kernels.fusion",
+                    "cute_kernels.gradient",
+                    "cute_kernels.modules",
+                    "cute_kernels.lab.host",
+                )
+            )
         for call, modules in CALLS.items():
             if call in cell:
                 parts.update(name for module in modules for name in closure(module))
@@ -265,14 +308,37 @@ def of_ladder(gpu: str = records.REFERENCE_GPU) -> Evidence:
     return Evidence("ladder (bench)", stamp["gpu"], stamp["date"], cases, None, status)
 
 
+def of_fuzz(gpu: str = records.REFERENCE_GPU) -> Evidence:
+    """What fuzz.json says: random calls of the public functions, all seeds together."""
+    record = records.load("fuzz", gpu)
+    if not record or not record.get("seeds"):
+        return Evidence("random calls (fuzz)", gpu, "", 0, None, "missing")
+    seeds, stamp = record["seeds"].values(), record["stamp"]
+    status = "current" if all(_status(s["digest"], fuzz_digest(), stamp) == "current" for s in seeds) else "stale"
+    cases, worst = sum(s["cases"] for s in seeds), max(s["worst_error"] for s in seeds)
+    return Evidence("random calls (fuzz)", stamp["gpu"], stamp["date"], cases, worst, status)
+
+
+def of_peers(gpu: str = records.REFERENCE_GPU) -> Evidence:
+    """What peers.json says: `swiglu` beside quack."""
+    record = records.load("peers", gpu)
+    if not record:
+        return Evidence("swiglu beside quack", gpu, "", 0, None, "missing")
+    stamp = record["stamp"]
+    status = _status(record["digest"], peers_digest(), stamp)
+    return Evidence("swiglu beside quack", stamp["gpu"], stamp["date"], len(record["rows"]), None, status)
+
+
 def table() -> list[Evidence]:
-    """Every kernel's numerics and speed, the ladder, then every notebook."""
+    """Every kernel's numerics and speed, the ladder, a peer, random calls, then every notebook."""
     from .registry import kernels
 
     return [
         *(of_kernel(spec) for spec in kernels()),
         *of_bench(),
         of_ladder(),
+        of_peers(),
+        of_fuzz(),
         *(of_notebook(file) for file in sorted(NOTEBOOKS.glob("*.ipynb"))),
     ]
 

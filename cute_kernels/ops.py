@@ -115,9 +115,13 @@ for _name, _function in {"gemm": _gemm, "swiglu": _swiglu, "swiglu_interleaved":
 # ---- their shapes ----------------------------------------------------------------------------------------------------
 
 
-def _product(a: Tensor, b: Tensor, columns, dtype: torch.dtype | None = None) -> Tensor:
-    torch._check(b.dim() == 2, lambda: f"a weight has shape {tuple(b.shape)}, must be (N, K)")
-    torch._check(
+def _product(a: Tensor, b: Tensor, columns, dtype: torch.dtype | None = None, others: tuple = ()) -> Tensor:
+    devices = {
+        str(t.device) for t in (a, b, *others) if t is not None
+    }  # one meta tensor among others brings a call here
+    torch._check_value(len(devices) == 1, lambda: f"tensors are on {', '.join(sorted(devices))}, must be on one device")
+    torch._check_value(b.dim() == 2, lambda: f"a weight has shape {tuple(b.shape)}, must be (N, K)")
+    torch._check_value(
         a.shape[-1] == b.shape[1], lambda: f"a weight has K = {b.shape[1]} columns, the rows have K = {a.shape[-1]}"
     )
     return a.new_empty((*a.shape[:-1], columns), dtype=dtype or a.dtype)
@@ -130,16 +134,16 @@ def _(a, b, *, out_dtype=None, config=""):
 
 @torch.library.register_fake("cute_kernels::swiglu", lib=LIBRARY)
 def _(x, w_gate, w_up, bias_gate=None, bias_up=None, **how):
-    torch._check(
+    torch._check_value(
         w_gate.shape == w_up.shape,
         lambda: f"w_gate has shape {tuple(w_gate.shape)}, w_up has {tuple(w_up.shape)}: must be equal",
     )
-    return _product(x, w_gate, w_gate.shape[0])
+    return _product(x, w_gate, w_gate.shape[0], others=(w_up, bias_gate, bias_up))
 
 
 @torch.library.register_fake("cute_kernels::swiglu_interleaved", lib=LIBRARY)
 def _(x, w, bias=None, **how):
-    return _product(x, w, w.shape[0] // 2)
+    return _product(x, w, w.shape[0] // 2, others=(bias,))
 
 
 # ---- their gradients -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 
-from . import evidence, records
+from . import evidence, peers, records
 from .benchmark import AUTO, DECODE_ROWS, NAMES, PREFILL_ROWS, speedup, summaries, summary, swiglu_rows
 from .registry import kernels
 
@@ -52,6 +52,11 @@ def swiglu_table() -> str:
         "*error*: ||out - ref|| / ||ref|| against fp32, ours / eager's.\n\n"
         f"{text}\n\n" + "\n".join(means) + "\n"
     )
+
+
+def peers_table() -> str:
+    record = records.load(peers.RECORD)
+    return peers.table(record) + (f"\n{_stamped(record)}\n" if record else "")
 
 
 def gemm_table() -> str:
@@ -118,6 +123,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "ladder": ladder_picture,
     "ladder_table": ladder_table,
     "swiglu": swiglu_table,
+    "peers": peers_table,
     "gemm": gemm_table,
     "evidence": evidence_table,
 }

@@ -9,7 +9,20 @@ import torch
 from .._target import use
 from . import style
 
-MODULES = ("bench", "check", "child", "draw", "exercises", "ladder", "profile", "show", "timeline", "claims", "traffic")
+MODULES = (
+    "bench",
+    "check",
+    "child",
+    "claims",
+    "draw",
+    "exercises",
+    "host",
+    "ladder",
+    "profile",
+    "show",
+    "timeline",
+    "traffic",
+)
 
 #: torch sees a Hopper GPU: notebooks run their kernels. Without one they compile them and show what was recorded.
 HAS_GPU: bool = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

@@ -294,3 +294,74 @@ def tile_orders(orders: Mapping[int, Any], tiles: tuple[int, int], wave: int, ti
     figure.colorbar(image, ax=axes, label="number of the tile", aspect=30)
     figure.suptitle(title, fontsize=9)
     return _done(figure)
+
+
+def flow(lanes: Mapping[str, Sequence[tuple[str, str]]], title: str = ""):
+    """What follows what: lane -> boxes of (text, kind) from left to right, with arrows; kind is a key of style.COLORS."""
+    style.apply()
+    wide, high, gap = 1.9, 0.72, 0.34
+    figure, axis = plt.subplots(figsize=(10, 0.95 * len(lanes) + 0.4))
+    for row, (lane, boxes) in enumerate(lanes.items()):
+        y = 1.45 * row
+        axis.text(0, y - 0.56, lane, fontsize=8, va="center")
+        for column, (text, kind) in enumerate(boxes):
+            x = column * (wide + gap)
+            axis.add_patch(Rectangle((x, y - high / 2), wide, high, facecolor=style.COLORS[kind], lw=0))
+            axis.text(x + wide / 2, y, text, ha="center", va="center", fontsize=7, color="white")
+            if column:
+                axis.annotate(
+                    "",
+                    (x, y),
+                    (x - gap, y),
+                    arrowprops={"arrowstyle": "->", "color": style.INK, "shrinkA": 0, "shrinkB": 0},
+                )
+    longest = max(len(boxes) for boxes in lanes.values())
+    axis.set(xlim=(-0.05, longest * (wide + gap)), ylim=(1.45 * len(lanes) - 0.9, -0.8), title=title)
+    axis.set_axis_off()
+    return _done(figure)
+
+
+def host_times(us: Mapping[str, float], base: str, title: str = ""):
+    """Microseconds a call as bars, with the ratio to `base` beside each."""
+    style.apply()
+    figure, axis = plt.subplots(figsize=(8, 0.34 * len(us) + 0.9))
+    colours = [style.COLORS["ours" if name.startswith(("ck.", "operator", "CUDA")) else "cublas"] for name in us]
+    bars = axis.barh(range(len(us)), list(us.values()), color=colours, height=0.7)
+    axis.bar_label(
+        bars, [f"{v:.1f} us, {v / us[base]:.2f} x" for v in us.values()], padding=3, fontsize=7, color=style.INK
+    )
+    axis.set_yticks(range(len(us)), list(us))
+    axis.invert_yaxis()
+    axis.set(xlim=(0, 1.3 * max(us.values())), xlabel=f"host time of a call, us, and its ratio to {base}", title=title)
+    return _done(figure)
+
+
+def host_bound(panels: Mapping[str, tuple[Mapping[str, Mapping[int, float]], float]], title: str = ""):
+    """Where the host is slower than the GPU: panel -> (model -> M -> GPU us, host us of a call, the dashed line)."""
+    style.apply()
+    figure, axes = plt.subplots(1, len(panels), figsize=(10, 3.4), sharey=True)
+    for axis, (who, (models, host)) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        for number, (model, times) in enumerate(models.items()):
+            colour = plt.get_cmap("viridis")(0.15 + 0.7 * number / max(1, len(models) - 1))
+            axis.plot(list(times), list(times.values()), "o-", ms=3, lw=1, color=colour, label=model)
+        axis.axhline(host, color=style.COLORS["bad"], ls="--", lw=1.2, label=f"host, {host:.1f} us")
+        axis.set(xscale="log", yscale="log", xlabel="M, rows of x", title=who)
+        axis.set_xticks(sorted({m for times in models.values() for m in times}))
+        axis.xaxis.set_major_formatter("{x:.0f}")
+        axis.minorticks_off()
+        axis.tick_params(axis="x", labelsize=7)
+    np.atleast_1d(axes)[0].set_ylabel("time of a call on the GPU, us")
+    handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
+    figure.legend(handles[:-1], labels[:-1], fontsize=7, loc="outside right upper")
+    for axis, (_, host) in zip(np.atleast_1d(axes), panels.values(), strict=True):
+        axis.text(
+            axis.get_xlim()[1],
+            host * 0.85,
+            f"host {host:.1f} us",
+            fontsize=7,
+            color=style.COLORS["bad"],
+            ha="right",
+            va="top",
+        )
+    figure.suptitle(title, fontsize=9)
+    return _done(figure)

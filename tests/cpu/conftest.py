@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from cute_kernels import api, device, launch, plans, reference
+from cute_kernels.compile import dtype_name
+from cute_kernels.hopper import gated
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def gpu(monkeypatch, hopper):
     """Kernels are PyTorch's; returns the names of the kernels that were launched."""
     seen = []
 
-    def function_of(name):
+    def function_of(name, biases):
         def function(a, *rest):
             *weights, out, _, operands, _ = rest
             seen.append(name)
@@ -31,13 +33,15 @@ def gpu(monkeypatch, hopper):
             if name == "swiglu_interleaved":
                 weights = weights[0][0::2], weights[0][1::2]
                 operands = tuple(t for o in operands for t in (o[0::2], o[1::2]))
-            named = dict(zip(("bias_gate", "bias_up"), operands, strict=False))
+            named = dict(zip(biases, operands, strict=False))
             out.copy_(reference.swiglu(a, *weights, **named))
 
         return function
 
     def compute(name, a, weights, out, config, variant=launch.PLAIN, operands=()):
-        entry = types.SimpleNamespace(function=function_of(name)), 1
+        only_up = len(operands) == 1 and variant.tree == gated.stacked("swiglu", (None, dtype_name(operands[0].dtype)))
+        biases = ("bias_up",) if only_up else ("bias_gate", "bias_up")
+        entry = types.SimpleNamespace(function=function_of(name, biases)), 1
         launch.call(entry[0].function, None, a, *weights, out, 1, operands, None)
         return entry
 

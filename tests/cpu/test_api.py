@@ -261,12 +261,64 @@ def test_out_obeys_the_same_rules_under_torch():
     with fails(ValueError, "out overlaps x"):
         ck.swiglu(*args, kernel="torch", out=buffer[:, 32:288])
     assert ck.swiglu(*args, kernel="torch", out=buffer[:, 64:320]).shape == (128, 256)
+    with fails(TypeError, "w_up is float16, x is bfloat16"):
+        ck.swiglu(x, g, u.half(), kernel="torch")
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):  # which makes them equal
+        assert ck.swiglu(x.float(), g, u.half(), kernel="torch").dtype == torch.bfloat16
+
+
+def test_out_obeys_the_same_rules_when_disabled(monkeypatch):
+    monkeypatch.setattr(api, "DISABLED", True)
+    a, b = cuda(6, 64), cuda(24, 64)
+    out = cuda(6, 24)
+    assert ck.gemm(a, b, out=out) is out
+    for shape in ((3, 6, 24), (1, 24), (24, 6)):
+        with fails(ValueError, f"out has shape {shape}, must be (6, 24)"):
+            ck.gemm(a, b, out=cuda(*shape))
+    with fails(TypeError, "out is a int"):
+        ck.gemm(a, b, out=3)
+    with fails(TypeError, "out is bfloat16, out_dtype is float32"):
+        ck.gemm(a, b, out=out, out_dtype=torch.float32)
+    with fails(ValueError, "b has shape (64,), must be (N, K)"):
+        ck.gemm(a, b[0])
+    buffer = cuda(6, 88)
+    with fails(ValueError, "out overlaps a"):
+        ck.gemm(buffer[:, :64], b, out=buffer[:, 63:87])
+    assert ck.gemm(buffer[:, :64], b, out=buffer[:, 64:], epilogue=ep.relu(ep.acc)).shape == (6, 24)
+    with fails(ValueError, "out has shape (3, 6, 24), must be (6, 24)"):
+        ck.swiglu(a, b, b, out=cuda(3, 6, 24))
+
+
+def test_a_traced_call_compares_no_addresses():
+    """A FakeTensor has none, and Dynamo would break the graph to ask."""
+    x, g, u = mlp()
+    into = torch.compile(
+        lambda x, g, u, out: ck.swiglu(x, g, u, out=out, kernel="torch"), fullgraph=True, backend="eager"
+    )
+    out = torch.empty_like(x @ g.T)
+    assert torch.equal(into(x, g, u, out), ck.swiglu(x, g, u, kernel="torch"))
+    mode = torch._subclasses.FakeTensorMode()
+    fakes = [mode.from_tensor(t) for t in (x, g, u, out)]
+    assert ck.swiglu(*fakes[:3], out=fakes[3], kernel="torch") is fakes[3]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_warmup_without_a_gpu():
     with fails(ck.UnsupportedDevice, "no CUDA GPU"):
         ck.warmup(m=16, n=64, k=64)
+
+
+def test_warmup_is_checked_as_a_call_is():
+    for kind, words, given in (
+        (TypeError, "n is 'a', must be an int", {"n": "a"}),
+        (TypeError, "m is True", {"m": True}),
+        (ValueError, "k is 60, must be positive and a multiple of 8", {"k": 60}),
+        (ValueError, "m is 0, must be positive", {"m": 0}),
+        (ValueError, "kernel is 'stacked', allowed: 'gemm'", {"kernel": "stacked"}),
+        (TypeError, "dtype is torch.float32, must be torch.bfloat16", {"dtype": torch.float32}),
+    ):
+        with fails(kind, words):
+            ck.warmup(**{"m": 16, "n": 64, "k": 64, **given})
 
 
 @pytest.mark.parametrize("m", [4, 64])

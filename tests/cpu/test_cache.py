@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -94,7 +93,18 @@ def test_names_differ_in_everything_that_matters(folder):
     assert names == [cache.key(*kind) for kind in kinds]
     again = cache.key(gemm, gemm.configs[0], "bfloat16", Variant(tree=ep.split(ep.relu(ep.acc))[0]))
     assert again == names[-2]
-    assert all(f.name in json.dumps(dataclasses.asdict(CONFIG)) for f in dataclasses.fields(CONFIG))
+
+
+@pytest.mark.parametrize("spec", ck.kernels(), ids=lambda s: s.name)
+def test_names_differ_in_every_field_of_a_configuration(folder, spec):
+    base = spec.configs[0]
+    names = {cache.key(spec, base, "bfloat16", PLAIN)}
+    for field in dataclasses.fields(base):
+        value = getattr(base, field.name)
+        other = {bool: lambda v: not v, int: lambda v: v + 1, str: lambda v: v + "x", tuple: lambda v: (v[0] + 1, v[1])}
+        names.add(cache.key(spec, base.with_(**{field.name: other[type(value)](value)}), "bfloat16", PLAIN))
+    names.add(cache.key(dataclasses.replace(spec, arch="sm_100a"), base, "bfloat16", PLAIN))
+    assert len(names) == 2 + len(dataclasses.fields(base)) and None not in names
 
 
 def test_a_name_depends_on_sources_and_versions(folder, monkeypatch):
@@ -106,9 +116,10 @@ def test_a_name_depends_on_sources_and_versions(folder, monkeypatch):
             patch.setattr(evidence, "_code", lambda name, m=module, real=real: real(name) + ("x" if name == m else ""))
             assert cache.key(SPEC, CONFIG, "bfloat16", PLAIN) != before
         cache._sources.cache_clear(), evidence.kernel_digest.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(cache, "DSL_VERSION", "0")
-        assert cache.key(SPEC, CONFIG, "bfloat16", PLAIN) != before
+    for where, what, value in ((cache, "DSL_VERSION", "0"), (cache.importlib.metadata, "version", lambda name: "0")):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, what, value)
+            assert cache.key(SPEC, CONFIG, "bfloat16", PLAIN) != before
     assert cache.key(SPEC, CONFIG, "bfloat16", PLAIN) == before
 
 
@@ -148,6 +159,25 @@ def test_a_flipped_bit_is_noticed(folder):
     with ck.count_compiles() as inside:
         get()
     assert inside == {"sm_90a": 1}
+
+
+def test_a_process_that_dies_while_it_writes_leaves_no_entry(folder):
+    """Nor a lock that the next one would wait for."""
+    code = """
+import os, zipfile
+from cute_kernels import cache, registry
+from cute_kernels.hopper.kernel import PLAIN
+spec = registry.get("swiglu_stacked")
+zipfile.ZipFile.write = lambda *args: os._exit(9)  # two of four members are written
+cache.compiled(spec, spec.configs[0], "bfloat16", PLAIN)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 9, done.stderr[-2000:]
+    assert list(folder.glob("*.lock")) and not list(folder.glob("*.zip"))
+    for compiles in ({"sm_90a": 1}, {}):
+        with ck.count_compiles() as inside:
+            get()
+        assert inside == compiles
 
 
 def test_a_folder_that_cannot_be_written(folder, monkeypatch):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import cute_kernels as ck
-from cute_kernels import evidence, records, registry
+from cute_kernels import evidence, records, registry, validate
 from cute_kernels._require import DSL_VERSION
 
 
@@ -175,6 +175,7 @@ def test_a_call_counts_as_what_it_runs(monkeypatch):
         "ck.gemm(a, b)": "def choose(",
         "ck.swiglu(x, g, u)": "def sigmoid_times(",
         "ep.gelu(ep.acc)": "def gelu(x: Float32",
+        "lab.host.call_times('12')": "def watched(",
     }
     for code, mark in calls.items():
         before = evidence.cells_digest([code])
@@ -196,3 +197,38 @@ def test_ladder_depends_on_its_notebooks(monkeypatch, measured):
     evidence.ladder_digest.cache_clear()
     assert evidence.of_ladder().status == "stale"
     evidence.ladder_digest.cache_clear()
+
+
+def test_random_calls_depend_on_the_way_to_the_kernels(monkeypatch, measured):
+    assert evidence.of_fuzz().status == "missing"
+    stamp = {"gpu": "NVIDIA H200", "date": "2026-01-01", "cutlass_dsl": DSL_VERSION}
+    seeds = {str(i): {"digest": evidence.fuzz_digest(), "cases": 10, "worst_error": i / 1000} for i in range(2)}
+    measured("fuzz", {"seeds": seeds, "stamp": stamp})
+    found = evidence.of_fuzz()
+    assert found.current and found.cases == 20 and found.worst_error == 0.001
+    real = evidence.code_only
+    for mark in ("def watched(", "class Memory:", "def run_swiglu(", "def sigmoid_times("):
+        monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
+        evidence.fuzz_digest.cache_clear()
+        evidence.kernel_digest.cache_clear()
+        assert evidence.of_fuzz().status == "stale", mark
+    monkeypatch.undo()
+    evidence.fuzz_digest.cache_clear()
+    evidence.kernel_digest.cache_clear()
+
+
+@pytest.mark.parametrize("spec", ck.kernels(), ids=lambda s: s.name)
+def test_validation_covers_the_shapes_that_break_rings_and_walks(spec):
+    """Of every configuration: tile counts around the multiples of what 132 SMs hold, one k-tile, k-tiles around the stages,
+    fewer rows than a WGMMA, tails of all sizes."""
+    for config in spec.configs:
+        rows, columns = config.tile_m * config.cluster[0], config.tile_n * config.cluster[1]
+        found = list(validate.shapes(config))
+        whole = {n // columns for m, n, k in found if m == rows and n % columns == 0 and k <= 64}
+        clusters = 132 // (config.cluster[0] * config.cluster[1])
+        assert whole >= {1, 2, 3, *(turns * clusters + i for turns in (1, 2) for i in (-1, 0, 1))}, config.name
+        tiles = {-(-k // 64) for m, n, k in found if (m, n) == (rows, columns)}
+        assert tiles >= {1, 2, config.stages - 1, config.stages, config.stages + 1}, config.name
+        assert {m for m, *_ in found} >= {1, 63, 65} and any(n % columns for _, n, _ in found), config.name
+        assert any(k % 64 for *_, k in found), config.name
+    assert set(spec.dtypes) == {"bfloat16", "float16"}

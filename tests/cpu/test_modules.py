@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from entries import MLP
 from test_ops import rel
 from torch import nn
 
@@ -13,19 +14,6 @@ from cute_kernels import fusion as fusing
 from cute_kernels import modules, reference
 
 BF16 = torch.bfloat16
-
-
-class MLP(nn.Module):
-    """What transformers' Qwen2MLP is."""
-
-    def __init__(self, hidden=32, intermediate=48, act=None, bias=False):
-        super().__init__()
-        self.gate_proj, self.up_proj = (nn.Linear(hidden, intermediate, bias=bias) for _ in range(2))
-        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
-        self.act_fn = act or nn.SiLU()
-
-    def forward(self, x):
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 @pytest.fixture

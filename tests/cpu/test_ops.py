@@ -47,20 +47,40 @@ def test_opcheck(gpu, m, grad):
     assert bool(gpu) == bool(x.numel())
 
 
-@pytest.mark.parametrize("shape", [(6, 16), (2, 3, 16)])
+@pytest.mark.parametrize("shape", [(6, 16), (2, 3, 16), (1, 16), (0, 16)])
 def test_fake_strides_are_the_real_ones(gpu, shape):
     _, g, u = mlp()
+    packed = ck.interleave(g, u).tensor
     for x in (torch.randn(shape), torch.randn(*shape[:-1], 32)[..., :16]):
         x = x.to(BF16)
-        with torch._subclasses.FakeTensorMode() as mode:
-            fake = OPS.swiglu(*(mode.from_tensor(t) for t in (x, g, u)))
-        real = OPS.swiglu(x, g, u)
-        assert (fake.shape, fake.stride(), fake.dtype, fake.device) == (
-            real.shape,
-            real.stride(),
-            real.dtype,
-            real.device,
-        )
+        for op, weights, how in (
+            (OPS.swiglu, (g, u), {}),
+            (OPS.swiglu, (g, u), {"use": "torch"}),
+            (OPS.swiglu_interleaved, (packed,), {}),
+            (OPS.gemm, (g,), {"out_dtype": torch.float32}),
+            (OPS.gemm, (g.T.contiguous().T,), {}),
+        ):
+            with torch._subclasses.FakeTensorMode() as mode:
+                fake = op(*(mode.from_tensor(t) for t in (x, *weights)), **how)
+            real = op(x, *weights, **how)
+            for what in (torch.Tensor.size, torch.Tensor.stride, lambda t: (t.dtype, t.device)):
+                assert what(fake) == what(real), op
+
+
+def test_one_tensor_without_memory_among_others(gpu):
+    """A meta tensor brings a call to the function that only says shapes: no result, for it would be nobody's numbers."""
+    x, g, u = mlp()
+    packed, bias = ck.interleave(g, u).tensor, torch.zeros(24)
+    for op, args in ((OPS.gemm, (x, g)), (OPS.swiglu, (x, g, u, bias, bias)), (OPS.swiglu_interleaved, (x, packed))):
+        for i in range(len(args)):
+            with pytest.raises(ValueError, match="on cpu, meta, must be on one device"):
+                op(*(t.to("meta") if i == j else t for j, t in enumerate(args)))
+        assert op(*(t.to("meta") for t in args)).is_meta
+    layer = ck.SwiGLU(16, 24, dtype=BF16)
+    layer.up_proj.to("meta")
+    with pytest.raises(ValueError, match="on cpu, meta"):
+        layer(x)
+    assert not gpu
 
 
 @pytest.mark.parametrize("activation", reference.GATED)
@@ -114,7 +134,8 @@ def test_fullgraph_and_a_varying_m(gpu):
 
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     x, g, u = mlp(40)
-    for m in (40, 7, 33, 1, 24):
+    for m in (40, 7, 33, 24, 1):
+        assert len(compiles) <= 2
         assert torch.equal(compiled(x[:m], g, u), layer(x[:m], g, u))
     assert len(compiles) <= 3  # M = 1 is a size of its own to Dynamo
 

@@ -194,6 +194,11 @@ def test_plans_do_not_grow_without_end(gpu, monkeypatch):
     for m in range(1, 9):
         ck.swiglu(*tensors(m=m))
         assert len(plans._plans) <= 3
+    assert [key[6] for key in plans._plans] == [
+        (6, K),
+        (7, K),
+        (8, K),
+    ]  # x's shape behind the six options: the last ones stay
 
 
 def test_threads_share_plans(gpu):

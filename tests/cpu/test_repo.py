@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cute_kernels import _require, readme, records
+from cute_kernels import _require, api, readme, records
 
 ROOT = Path(__file__).parents[2]
 if sys.version_info >= (3, 11):
@@ -88,3 +88,36 @@ def test_records_are_stamped():
         stamp = json.loads(file.read_text())["stamp"]
         assert stamp["gpu"].startswith("NVIDIA") and stamp["cutlass_dsl"] == _require.DSL_VERSION
         assert file.parent.name == records.folder_name(stamp["gpu"])
+
+
+def test_the_readme_says_once_which_sizes_work():
+    """The rule of api.STEP, in one row of one table: what works, and what the rest gets."""
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| N, K |")]
+    assert len(rows) == 1 and api.STEP == 8
+    assert all(
+        words in rows[0] for words in ("multiples of 8", "16-byte", "`ValueError` with the dimension", 'kernel="torch"')
+    )
+
+
+def requirements():
+    """Rows of the table in tests/README.md: number -> (named tests, named files, where they run)."""
+    found = {}
+    for line in (ROOT / "tests" / "README.md").read_text().splitlines():
+        if row := re.match(r"\| (\d+) \|(.*)\|([^|]*)\|$", line):
+            names = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", row[2])
+            assert int(row[1]) not in found, f"{row[1]} twice"
+            found[int(row[1])] = names, row[3].strip()
+    return found
+
+
+def test_every_requirement_names_its_tests():
+    found = requirements()
+    assert sorted(found) == list(range(1, 19))
+    for number, (names, where) in found.items():
+        for file, name in names:
+            text = (ROOT / "tests" / file).read_text()
+            assert not name or re.search(rf"^def {name}\(", text, re.M), f"{number}: {file}::{name}"
+            assert name or "def test_" not in text, f"{number}: {file} has tests, name them"
+        places = {file.split("/")[0] for file, name in names if name}
+        assert where == " and ".join(w for w, place in (("CPU", "cpu"), ("H200", "gpu")) if place in places), number
+        assert names or number == 12, f"{number} has no test"

@@ -60,8 +60,9 @@ def test_every_configuration_is_accepted(spec):
     x = torch.randn(m, k, device=DEVICE).bfloat16()
     w = weights(n, k, 2 if spec.gated else 1)
     ref = validate.expected(spec, [x, *w])
+    limit = min(0.004, 2 * rel(validate.torch_result(spec, [x, *w]), ref))
     for config in spec.configs:
-        assert rel(CALLS[spec.name](x, *w, config=config), ref) < 0.004, config.name
+        assert rel(CALLS[spec.name](x, *w, config=config), ref) <= limit, config.name
 
 
 @pytest.mark.parametrize("kernel", FUSED)
