@@ -17,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     for command in (bench, peers):
         command.add_argument("--models", default=None, help="comma-separated, such as 0.5B,7B; default all")
         command.add_argument("--M", dest="rows", default=None, help="comma-separated token counts")
+    peers.add_argument("--seconds", type=float, default=None, help="begin no new shape after so long")
     validate = commands.add_parser("validate", help="numerics of every configuration against fp32")
     validate.add_argument("--kernel", default=None, help="one kernel only")
     for command in (bench, peers, validate):
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "peers":
         from .peers import main as run
 
-        given = {key: value for key in ("models", "rows") if (value := getattr(args, key))}
+        given = {key: value for key in ("models", "rows", "seconds") if (value := getattr(args, key))}
         return run(record=args.record, **given)
     if args.command == "validate":
         from .validate import main as run

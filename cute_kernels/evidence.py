@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import tokenize
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -297,15 +298,26 @@ def of_bench(gpu: str = records.REFERENCE_GPU) -> list[Evidence]:
     return found
 
 
+def _of_run(
+    record_name: str, what: str, gpu: str, today: Callable[[], str], cases: Callable[[list[dict[str, Any]]], int]
+) -> Evidence:
+    """What a record of one run and its rows says."""
+    record = records.load(record_name, gpu)
+    if not record:
+        return Evidence(what, gpu, "", 0, None, "missing")
+    stamp = record["stamp"]
+    status = _status(record["digest"], today(), stamp)
+    return Evidence(what, stamp["gpu"], stamp["date"], cases(record["rows"]), None, status)
+
+
 def of_ladder(gpu: str = records.REFERENCE_GPU) -> Evidence:
     """What ladder.json says: every step of the course in one run."""
-    record = records.load("ladder", gpu)
-    if not record:
-        return Evidence("ladder (bench)", gpu, "", 0, None, "missing")
-    stamp = record["stamp"]
-    status = _status(record["digest"], ladder_digest(), stamp)
-    cases = sum(len(row["us"]) for row in record["rows"])
-    return Evidence("ladder (bench)", stamp["gpu"], stamp["date"], cases, None, status)
+    return _of_run("ladder", "ladder (bench)", gpu, ladder_digest, lambda rows: sum(len(row["us"]) for row in rows))
+
+
+def of_peers(gpu: str = records.REFERENCE_GPU) -> Evidence:
+    """What peers.json says: `swiglu` beside quack."""
+    return _of_run("peers", "swiglu beside quack", gpu, peers_digest, len)
 
 
 def of_fuzz(gpu: str = records.REFERENCE_GPU) -> Evidence:
@@ -314,19 +326,10 @@ def of_fuzz(gpu: str = records.REFERENCE_GPU) -> Evidence:
     if not record or not record.get("seeds"):
         return Evidence("random calls (fuzz)", gpu, "", 0, None, "missing")
     seeds, stamp = record["seeds"].values(), record["stamp"]
-    status = "current" if all(_status(s["digest"], fuzz_digest(), stamp) == "current" for s in seeds) else "stale"
+    said = {_status(s["digest"], fuzz_digest(), s) for s in seeds}
+    status = "current" if said == {"current"} else "stale"
     cases, worst = sum(s["cases"] for s in seeds), max(s["worst_error"] for s in seeds)
     return Evidence("random calls (fuzz)", stamp["gpu"], stamp["date"], cases, worst, status)
-
-
-def of_peers(gpu: str = records.REFERENCE_GPU) -> Evidence:
-    """What peers.json says: `swiglu` beside quack."""
-    record = records.load("peers", gpu)
-    if not record:
-        return Evidence("swiglu beside quack", gpu, "", 0, None, "missing")
-    stamp = record["stamp"]
-    status = _status(record["digest"], peers_digest(), stamp)
-    return Evidence("swiglu beside quack", stamp["gpu"], stamp["date"], len(record["rows"]), None, status)
 
 
 def table() -> list[Evidence]:

@@ -8,6 +8,8 @@ of. It is no dependency: where it is not installed the command says so. Its weig
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -56,8 +58,9 @@ def main(
     record: bool = False,
     models: str = ",".join(QWEN25),
     rows: str = ",".join(map(str, SWIGLU_ROWS)),
+    seconds: float = math.inf,
 ) -> int:
-    """Time both on this GPU and print the ratios; `record` keeps them."""
+    """Time both on this GPU and print the ratios; `record` keeps them. No new shape is begun after so many seconds."""
     if not torch.cuda.is_available():
         print("peers needs a Hopper GPU; README.md shows what is recorded")
         return 2
@@ -69,12 +72,15 @@ def main(
     usual = benchmark.swiglu_contenders(compiled=False, fused=False)
     contenders = {name: usual[name] for name in ("eager", "gemm")} | {QUACK: theirs, AUTO: usual[AUTO]}
     found, began = [], time.perf_counter()
+    shapes = list(itertools.product(models.split(","), map(int, rows.split(","))))
     with torch.no_grad():
-        for model in models.split(","):
-            for m in map(int, rows.split(",")):
-                found.append(benchmark.time_swiglu(model, m, contenders))
-                benchmark.print_row(f"{model} M={m}", found[-1], 4.0 * m * QWEN25[model][0] * QWEN25[model][1])
-                torch.cuda.empty_cache()
+        for model, m in shapes:
+            if time.perf_counter() - began > seconds:
+                print(f"out of time: {len(shapes) - len(found)} of {len(shapes)} shapes are left out")
+                break
+            found.append(benchmark.time_swiglu(model, m, contenders))
+            benchmark.print_row(f"{model} M={m}", found[-1], 4.0 * m * math.prod(QWEN25[model]))
+            torch.cuda.empty_cache()
     for what, mean, least in ratios(found):
         print(f"{what}: quack / auto: geometric mean {mean:.3f}, min {least:.3f}")
     print(f"{time.perf_counter() - began:.0f} s, most of it quack's tuning")

@@ -202,10 +202,14 @@ def test_ladder_depends_on_its_notebooks(monkeypatch, measured):
 def test_random_calls_depend_on_the_way_to_the_kernels(monkeypatch, measured):
     assert evidence.of_fuzz().status == "missing"
     stamp = {"gpu": "NVIDIA H200", "date": "2026-01-01", "cutlass_dsl": DSL_VERSION}
-    seeds = {str(i): {"digest": evidence.fuzz_digest(), "cases": 10, "worst_error": i / 1000} for i in range(2)}
+    one = {"digest": evidence.fuzz_digest(), "cutlass_dsl": DSL_VERSION, "cases": 10}
+    seeds = {str(i): {**one, "worst_error": i / 1000} for i in range(2)}
     measured("fuzz", {"seeds": seeds, "stamp": stamp})
     found = evidence.of_fuzz()
     assert found.current and found.cases == 20 and found.worst_error == 0.001
+    measured("fuzz", {"seeds": {**seeds, "2": {**one, "cutlass_dsl": "4.8.0", "worst_error": 0.0}}, "stamp": stamp})
+    assert evidence.of_fuzz().status == "stale"
+    measured("fuzz", {"seeds": seeds, "stamp": stamp})
     real = evidence.code_only
     for mark in ("def watched(", "class Memory:", "def run_swiglu(", "def sigmoid_times("):
         monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cute_kernels import evidence, records
+from cute_kernels._require import DSL_VERSION
 from cute_kernels.lab import child
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a Hopper GPU")
@@ -33,5 +34,5 @@ def test_random_calls(seed):
     if os.environ.get("CUTE_KERNELS_RECORD") == "1":
         with records.locked("fuzz"):
             seeds = (records.load("fuzz", records.folder_name(torch.cuda.get_device_name())) or {}).get("seeds", {})
-            seeds[str(seed)] = {"digest": evidence.fuzz_digest(), **said}
+            seeds[str(seed)] = {"digest": evidence.fuzz_digest(), "cutlass_dsl": DSL_VERSION, **said}
             records.save("fuzz", {"seeds": seeds})
