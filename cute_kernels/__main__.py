@@ -30,6 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     _check(parser, args)
 
+    def given(*names: str) -> dict:
+        return {name: value for name in names if (value := getattr(args, name))}
+
     if args.command == "doctor":
         from .doctor import main as run
 
@@ -41,13 +44,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "bench":
         from .benchmark import main as run
 
-        given = {key: value for key in ("models", "rows") if (value := getattr(args, key))}
-        return run(record=args.record, compiled=not args.no_compile, **given)
+        return run(record=args.record, compiled=not args.no_compile, **given("models", "rows"))
     if args.command == "peers":
         from .peers import main as run
 
-        given = {key: value for key in ("models", "rows", "seconds") if (value := getattr(args, key))}
-        return run(record=args.record, **given)
+        return run(record=args.record, **given("models", "rows", "seconds"))
     if args.command == "validate":
         from .validate import main as run
 

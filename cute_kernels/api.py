@@ -648,12 +648,8 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         t = t.view(-1, t.shape[-1]) if t.dim() > 2 and t.is_contiguous() else t
         return t.T if _major(t) == "mn" else t
 
-    def span(t: torch.Tensor) -> tuple[int, int]:
-        last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
-        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
-
     a, b = lines(a), lines(b)
-    (a0, a1), (b0, b1) = span(a), span(b)
+    (a0, a1), (b0, b1) = ((t.data_ptr(), t.data_ptr() + plans.span(t)) for t in (a, b))
     if a1 <= b0 or b1 <= a0:
         return False
     if not all(t.dim() == 2 and t.shape[0] > 1 and t.stride(1) == 1 and t.stride(0) >= t.shape[1] for t in (a, b)):

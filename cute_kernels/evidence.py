@@ -207,7 +207,8 @@ def notebook_digest(notebook: dict[str, Any]) -> str:
     return cells_digest(["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"])
 
 
-#: what a cell runs that it does not import: a call, and the modules that decide what it does
+#: what a cell runs that it does not import: a call, and the modules that decide what it does; of those in the kernel rooms all
+#: that they need counts too
 CALLS = {
     "ck.gemm(": ("cute_kernels.hopper.gemm", "cute_kernels.hopper.choose"),
     "ck.swiglu(": ("cute_kernels.hopper.swiglu_stacked", "cute_kernels.hopper.choose"),
@@ -219,32 +220,30 @@ CALLS = {
     '"swiglu_interleaved"': ("cute_kernels.hopper.swiglu_interleaved",),
     "ck.kernels()": ("cute_kernels.hopper.gemm",),
     "ep.": ("cute_kernels.hopper.visitor", "cute_kernels.hopper.activation"),
+    "lab.host.": (  # the way to the kernels: host times, operators, fusion
+        *CALLED,
+        "cute_kernels.fusion",
+        "cute_kernels.gradient",
+        "cute_kernels.modules",
+        "cute_kernels.lab.host",
+    ),
 }
 
 
-#: a notebook whose cells say this measures or shows the way to the kernels: host times, operators, fusion
-HOST = "lab.host."
+def _in_kernel_room(module: str) -> bool:
+    return module.startswith(tuple(f"cute_kernels.{room}" for room in KERNEL_ROOMS))
 
 
 def cells_digest(cells: list[str]) -> str:
     parts = set()
     for cell in cells:
-        if HOST in cell:
-            parts.update(
-                (
-                    *CALLED,
-                    "cute_kernels.fusion",
-                    "cute_kernels.gradient",
-                    "cute_kernels.modules",
-                    "cute_kernels.lab.host",
-                )
-            )
         for call, modules in CALLS.items():
             if call in cell:
-                parts.update(name for module in modules for name in closure(module))
+                for module in modules:
+                    parts.update(closure(module) if _in_kernel_room(module) else (module,))
         code = "\n".join(line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
         for name in imports(code):
-            if name.split(".")[1:2] and name.split(".")[1] in KERNEL_ROOMS:
+            if _in_kernel_room(name):
                 parts.update(closure(name))
     return digest([*cells, *(f"{name}\n{_code(name)}" for name in sorted(parts))])
 

@@ -149,10 +149,9 @@ def verdict(case: Case) -> int:
         if anything or (kind == "transposed" and not gated):
             continue
         said.append(layout_verdict(kind, count, case.k))
-    if case.kernel == "interleaved" and case.bias == "misaligned":
-        pass  # packed anew in the call
-    elif (case.bias_gate or case.bias_up) and not anything and not packed and case.bias != "contiguous":
-        said.append(WRONG if case.kernel != "interleaved" else RIGHT)
+    as_given = not (anything or packed or case.kernel == "interleaved")  # else the biases are packed anew
+    if (case.bias_gate or case.bias_up) and as_given and case.bias != "contiguous":
+        said.append(WRONG)
     if case.out in ("wrong_shape", "over_x"):
         said.append(WRONG)
     if case.out == "misaligned" and not anything:

@@ -59,20 +59,24 @@ def contenders(model: str, m: int) -> dict[str, tuple[Callable[[], Any], Callabl
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             ck.swiglu(x, gate, up, out=out)
-    plain = {
-        "torch.empty": lambda: torch.empty(m, n, device="cuda", dtype=torch.bfloat16),
-        BASE: lambda: F.linear(x, gate),
-        "eager": lambda: reference.eager(x, gate, up),
-        "ck.swiglu": lambda: ck.swiglu(x, gate, up),
-        "ck.swiglu, out=": lambda: ck.swiglu(x, gate, up, out=out),
-        "operator": lambda: operator(x, gate, up),
-        "CUDA graph": graph.replay,
+
+    def call() -> torch.Tensor:
+        return ck.swiglu(x, gate, up)
+
+    def operate() -> torch.Tensor:
+        return operator(x, gate, up)
+
+    return {
+        "torch.empty": (lambda: torch.empty(m, n, device="cuda", dtype=torch.bfloat16), torch.no_grad),
+        BASE: (lambda: F.linear(x, gate), torch.no_grad),
+        "eager": (lambda: reference.eager(x, gate, up), torch.no_grad),
+        "ck.swiglu": (call, torch.no_grad),
+        "ck.swiglu, out=": (lambda: ck.swiglu(x, gate, up, out=out), torch.no_grad),
+        "ck.swiglu, checked": (call, unknown_calls),
+        "operator": (operate, torch.no_grad),
+        "operator, inference_mode": (operate, torch.inference_mode),
+        "CUDA graph": (graph.replay, torch.no_grad),
     }
-    found = {name: (call, torch.no_grad) for name, call in plain.items()}
-    found["ck.swiglu, checked"] = plain["ck.swiglu"], unknown_calls
-    found["operator, inference_mode"] = plain["operator"], torch.inference_mode
-    order = (*list(plain)[:5], "ck.swiglu, checked", "operator", "operator, inference_mode", "CUDA graph")
-    return {name: found[name] for name in order}
 
 
 def turns(
