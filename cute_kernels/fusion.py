@@ -116,6 +116,11 @@ class GatedPass:
         before = self.before.uuid() if hasattr(self.before, "uuid") else repr(self.before)
         return hashlib.sha256(f"{text}{before}".encode()).hexdigest()
 
+    def __reduce__(self) -> tuple:
+        """PyTorch releases before 2.12 pickle Inductor's config, with the pass, for the key of a cached graph; patterns point
+        to each other in circles, which that does not take."""
+        return _made_again, (self.uuid(), self.before)
+
     def _replace(self, match: Any, gate: Any, up: Any) -> None:
         (x, w_gate, b_gate), (_, w_up, b_up) = _product(gate), _product(up)
         old = match.output_node()
@@ -139,6 +144,11 @@ class GatedPass:
             if not node.users:
                 match.graph.erase_node(node)
         self.count += 1
+
+
+def _made_again(made_by: str, before: Any) -> GatedPass:
+    """A pickled pass; `made_by`, its uuid, is there for the pickle's bytes to differ where the passes do."""
+    return GatedPass(before)
 
 
 def fuse_compiled(on: bool = True) -> GatedPass | None:

@@ -1,6 +1,8 @@
 """Modules, `fuse` and the torch.compile pass, on a model of transformers built from a config and on small ones made here."""
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
@@ -266,6 +268,15 @@ def test_a_compiled_qwen2_is_fused(gpu, pass_on):
         want = model(tokens).logits
         got = torch.compile(model)(tokens).logits
     assert pass_on.count == 2 and gpu == ["swiglu_stacked"] * 2 and rel(got, want) < 0.01
+
+
+def test_the_pass_is_pickled_in_short(pass_on):
+    """PyTorch before 2.12 pickles Inductor's config for a cached graph's key, without a memo, and warns where that fails."""
+    pickler = pickle.Pickler(io.BytesIO())
+    pickler.fast = True
+    pickler.dump({"pre_grad_custom_pass": pass_on})
+    again = pickle.loads(pickle.dumps(pass_on))
+    assert again.uuid() == pass_on.uuid() and again.patterns.patterns.keys() == pass_on.patterns.patterns.keys()
 
 
 def test_the_pass_keeps_another(pass_on):

@@ -1,6 +1,6 @@
 """Random calls on a Hopper GPU against fp32 and the documented rules, each seed in a child process with a time limit.
 
-CUTE_KERNELS_FUZZ=300 sets the cases of a seed; CUTE_KERNELS_RECORD=1 keeps the counts as evidence (fuzz.json).
+CUTE_KERNELS_FUZZ=150 sets the cases of a seed; CUTE_KERNELS_RECORD=1 keeps the counts as evidence (fuzz.json).
 """
 
 import json
@@ -24,7 +24,7 @@ print(json.dumps(fuzzing.campaign({seed}, {cases})))
 """
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_calls(seed):
     source = RUN.format(folder=str(Path(__file__).parents[1]), seed=seed, cases=CASES)
     outcome = child.run(source, 60 + 2 * CASES)
