@@ -34,42 +34,72 @@ def fuse(model: nn.Module) -> Fusion:
     """Replace the gated MLPs inside a model (modules with gate_proj, up_proj, down_proj and act_fn, such as transformers'
     Qwen2MLP and LlamaMLP) by `SwiGLUMLP`s that share their parameters; names in the state_dict stay.
 
-    A candidate is tried on two random rows first, beside its replacement: what computes something else is skipped, and the
-    result says why. In place; returns a `Fusion`. An MLP that is the whole model: use SwiGLUMLP.from_hf.
+    What has other parts, hooks or arguments is skipped. The rest is tried on random rows, of usual and of large values, beside
+    its replacement: what computes something else there is skipped. The result, a `Fusion`, says why. In place. An MLP that is
+    the whole model: use SwiGLUMLP.from_hf. A part that torch.compile has wrapped already stays: fuse first.
     """
-    done = Fusion()
-    for name, mlp in list(model.named_modules()):
-        if isinstance(mlp, SwiGLUMLP) or not all(hasattr(mlp, part) for part in PARTS):
+    done, made = Fusion(), {}
+    for name, mlp in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(mlp, SwiGLUMLP) or not all(part in mlp._modules for part in PARTS):
             continue
         if not name:
             done.skipped[name] = "it is the model itself: use SwiGLUMLP.from_hf(model)"
             continue
-        try:
-            fused = SwiGLUMLP.from_hf(mlp)
-            _check_same(mlp, fused)
-        except (TypeError, ValueError) as why:
-            done.skipped[name] = str(why)
-            continue
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, fused)
-        done.names.append(name)
+        holder = model.get_submodule(parent)
+        if id(mlp) not in made:  # an MLP may stand in several places
+            try:
+                made[id(mlp)] = _replacement(mlp, holder)
+            except Exception as why:  # whatever somebody's forward raises
+                made[id(mlp)] = str(why) if isinstance(why, Unfit) else f"{type(why).__name__}: {why}"
+        found = made[id(mlp)]
+        if isinstance(found, str):
+            done.skipped[name] = found
+        else:
+            setattr(holder, child, found)
+            done.names.append(name)
     return done
 
 
+class Unfit(ValueError):
+    """Why an MLP is left as it is."""
+
+
+def _replacement(mlp: nn.Module, holder: nn.Module) -> SwiGLUMLP:
+    if isinstance(holder, torch._dynamo.OptimizedModule):
+        raise Unfit("torch.compile has wrapped it: fuse before")
+    try:
+        fused = SwiGLUMLP.from_hf(mlp)
+    except (TypeError, ValueError) as why:
+        raise Unfit(str(why)) from why
+    _check_same(mlp, fused)
+    return fused
+
+
+#: how far an MLP and its replacement may be from each other, relative in norm: roundings of the dtype
+NEAR = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4, torch.float64: 1e-9}
+LARGE = 12.0  # size of pre-activations at which a clamp shows
+
+
 def _check_same(mlp: nn.Module, fused: SwiGLUMLP) -> None:
-    """ValueError unless both make the same of two random rows."""
+    """Raises Unfit unless both make the same of random rows."""
     weight = fused.gate_proj.weight
     if hooked(mlp):
-        raise ValueError("it has hooks, which its replacement would not have")
+        raise Unfit("it has hooks, which its replacement would not have")
     if weight.is_meta:
-        raise ValueError("its weights are on the meta device, so it cannot be tried")
+        raise Unfit("its weights are on the meta device, so it cannot be tried")
     with torch.no_grad(), torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []):
-        x = torch.randn(2, weight.shape[1], dtype=torch.float32).to(weight.device, weight.dtype)
-        want, got = mlp(x), fused(x)
-    if not isinstance(want, torch.Tensor) or want.shape != got.shape:
-        raise ValueError("its result has another form than that of down(act(gate(x)) * up(x))")
-    if not (got.float() - want.float()).abs().max() <= 0.02 * want.float().abs().max():  # NaN is not
-        raise ValueError("it computes something else than down(act(gate(x)) * up(x))")
+        x = torch.randn(2, 4, weight.shape[1], dtype=torch.float32, device="cpu").to(weight.device, weight.dtype)
+        size = (x @ weight.T).float().square().mean().sqrt().item()
+        for rows in (x, x * (LARGE / size) if size else x):
+            want, got = mlp(rows), fused(rows)
+            if not isinstance(want, torch.Tensor) or want.shape != got.shape:
+                raise Unfit("its result has another form than that of down(act(gate(x)) * up(x))")
+            want, got = want.double(), got.double()
+            if not want.any():
+                raise Unfit("its result is zero, so it cannot be tried")
+            if not (got - want).norm() <= NEAR.get(weight.dtype, 0) * want.norm():  # NaN is not
+                raise Unfit("it computes something else than down(act(gate(x)) * up(x))")
 
 
 # ---- torch.compile ---------------------------------------------------------------------------------------------------
@@ -205,6 +235,46 @@ def _product(node: Any) -> tuple[Any, Any, Any] | None:
     return None
 
 
+#: what may stand between two products and what joins them: it writes to nothing and switches nothing
+PURE = {
+    *LINEAR,
+    *PRODUCTS,
+    *ACTIVATIONS,
+    getattr,
+    *(getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "neg", "getitem")),
+    *(getattr(torch, name) for name in ("add", "sub", "mul", "div", "neg", "tanh", "cat", "transpose", "permute")),
+    *(getattr(torch, name) for name in ("t", "swapaxes", "reshape", "rsqrt", "square")),
+    F.layer_norm,
+    F.rms_norm,
+    F.scaled_dot_product_attention,
+}
+PURE_METHODS = {
+    *("t", "transpose", "permute", "swapaxes", "view", "reshape", "flatten", "contiguous", "to", "float", "size"),
+    *("add", "sub", "mul", "div", "pow", "mean", "sum", "unsqueeze", "squeeze", "expand", "chunk", "split"),
+}
+
+
+def _nothing_between(match: Any, gate: Any, up: Any) -> bool:
+    """Whether the products may as well be made where they are joined: no write and no switch of modes in between."""
+    joined = match.output_node()
+    waited, node = {gate, up}, joined.prev
+    while node.op != "root":
+        waited.discard(node)
+        if not waited:
+            return True
+        pure = node.op in ("placeholder", "get_attr")
+        pure |= node.op == "call_function" and node.target in PURE and "out" not in node.kwargs
+        pure |= node.op == "call_method" and node.target in PURE_METHODS
+        if not pure or (_inplace(node) and node not in match.nodes):
+            return False
+        node = node.prev
+    return False
+
+
+def _inplace(node: Any) -> bool:
+    return bool(node.kwargs.get("inplace")) or (node.target is F.relu and len(node.args) > 1 and node.args[1])
+
+
 def _is_gated(match: Any) -> bool:
     """Two products of one x that nobody else needs, of a kind that the fused kernel takes."""
     gate, up = match.kwargs["gate"], match.kwargs["up"]
@@ -212,7 +282,7 @@ def _is_gated(match: Any) -> bool:
     if gate is up or None in parts:
         return False
     (x, w_gate, b_gate), (same, w_up, b_up) = parts
-    if x is not same or len(gate.users) > 1 or len(up.users) > 1:
+    if x is not same or len(gate.users) > 1 or len(up.users) > 1 or not _nothing_between(match, gate, up):
         return False
     values = [_value(node) for node in (x, w_gate, w_up)]
     biases = [_value(b) for b in (b_gate, b_up) if b is not None]

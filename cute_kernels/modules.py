@@ -5,6 +5,7 @@ What the fused kernel does not take (another device or dtype, sizes that are no 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from . import api
+from . import api, reference
 
 PARTS = ("gate_proj", "up_proj", "down_proj")  # of an MLP of transformers
 
@@ -48,11 +49,13 @@ class SwiGLU(nn.Module):
         api.check_activation(activation)
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.activation, made.gate_proj, made.up_proj = activation, gate, up
-        return made.train(gate.training)
+        made.activation, made.gate_proj, made.up_proj, made.training = activation, gate, up, gate.training
+        return made
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_proj, self.up_proj
+        if not (plain(gate) and plain(up)):  # an adapter, a hook, a quantised layer: it does more than its weight says
+            return reference.GATED[self.activation](gate(x), up(x))
         return gated(x, gate.weight, up.weight, gate.bias, up.bias, self.activation)
 
     def extra_repr(self) -> str:
@@ -94,8 +97,10 @@ class SwiGLUMLP(SwiGLU):
         shares: `load_state_dict` of either fits the other. Raises TypeError, ValueError for what is no such MLP."""
         parts = {name: getattr(mlp, name, None) for name in PARTS}
         _check_linear(**parts)
-        activation = activation_of(getattr(mlp, "act_fn", None))
-        return cls.from_linear(*parts.values(), activation=activation).train(mlp.training)
+        _check_bare(mlp)
+        made = cls.from_linear(*parts.values(), activation=activation_of(getattr(mlp, "act_fn", None)))
+        made.training = mlp.training
+        return made
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(super().forward(x))
@@ -111,7 +116,8 @@ def gated(
 ) -> torch.Tensor:
     """The operator with its fallback; under autocast in autocast's dtype, as nn.Linear is."""
     kind = x.device.type
-    if torch.is_autocast_enabled(kind):
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if autocast and x.dtype is not torch.float64:  # which autocast leaves alone
         dtype = torch.get_autocast_dtype(kind)
         x, w_gate, w_up = x.to(dtype), w_gate.to(dtype), w_up.to(dtype)
         with torch.autocast(kind, enabled=False):
@@ -133,9 +139,14 @@ def activation_of(function: Any) -> str:
     """The gated family's name for an activation function or module, told by what it computes. Raises TypeError, ValueError."""
     if not callable(function):
         raise TypeError(f"act_fn is a {type(function).__name__}, must be callable")
-    probe = torch.linspace(-8, 8, 1001)
-    with torch.no_grad():
-        got = function(probe.clone())
+    if isinstance(function, nn.Module) and function.state_dict():
+        raise ValueError(f"act_fn {function!r} has parameters or buffers of its own")
+    probe = torch.linspace(-40, 40, 4001, device="cpu")
+    try:
+        with torch.no_grad():
+            got = function(probe.clone())
+    except Exception as why:
+        raise ValueError(f"act_fn {function!r} does not take a vector: {type(why).__name__}: {why}") from why
     for name, gate in GATES.items():
         if isinstance(got, torch.Tensor) and got.shape == probe.shape and torch.allclose(got, gate(probe), 1e-4, 1e-6):
             return name
@@ -147,6 +158,24 @@ def hooked(module: nn.Module) -> bool:
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
+def plain(layer: Any) -> bool:
+    """Whether calling the layer is x @ weight.T + bias and nothing else."""
+    return type(layer) is nn.Linear and not hooked(layer) and "forward" not in layer.__dict__
+
+
+def _check_bare(mlp: nn.Module) -> None:
+    """ValueError where an MLP has, or takes, more than the three layers, an activation and x."""
+    more = {name for name, _ in mlp.named_children()} - {*PARTS, "act_fn"}
+    more |= {name for own in (mlp.named_parameters, mlp.named_buffers) for name, _ in own(recurse=False)}
+    if more:
+        raise ValueError(f"it has parts that its replacement would not have: {', '.join(sorted(more))}")
+    if "forward" in mlp.__dict__:
+        raise ValueError("its forward has been replaced")
+    takes = list(inspect.signature(mlp.forward).parameters)
+    if len(takes) != 1:
+        raise ValueError(f"its forward takes {', '.join(takes) or 'nothing'}, a replacement's takes x alone")
+
+
 def _check_linear(**layers: Any) -> None:
     """nn.Linear and nothing that does more, with weights of one shape for gate and up."""
     for name, layer in layers.items():
@@ -154,8 +183,12 @@ def _check_linear(**layers: Any) -> None:
             raise TypeError(f"{name} is a {type(layer).__name__}, must be an nn.Linear")
         if hooked(layer):
             raise ValueError(f"{name} has hooks, which a fused kernel would pass by")
-        if type(layer.weight.data) is not torch.Tensor:
-            raise TypeError(f"{name}.weight is a {type(layer.weight.data).__name__}, must be a plain tensor")
+        if not plain(layer):
+            raise ValueError(f"{name}'s forward has been replaced")
+        if not isinstance(layer.weight, nn.Parameter) or type(layer.weight.data) is not torch.Tensor:
+            raise TypeError(
+                f"{name}.weight is a {type(layer.weight).__name__}, must be a Parameter with a plain tensor"
+            )
     shapes = {name: tuple(layer.weight.shape) for name, layer in layers.items() if not name.startswith("down")}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"weights of gate and up must have one shape, these have {shapes}")

@@ -154,6 +154,119 @@ def test_fuse_replaces_what_it_has_tried():
     assert "from_hf" in ck.fuse(alone).skipped[""]
 
 
+class Clamped(MLP):
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x).clamp(max=10)) * self.up_proj(x).clamp(-10, 10))
+
+
+class Scaled(MLP):
+    def forward(self, x):
+        return 1.015 * super().forward(x)
+
+
+class Masked(MLP):
+    def forward(self, x, mask=None):
+        return super().forward(x)
+
+
+class Weird(MLP):
+    def forward(self, x):
+        rows, _ = x.shape  # two dimensions and no more
+        return super().forward(x)
+
+
+def altered(change, **how):
+    mlp = MLP(**how)
+    change(mlp)
+    return mlp
+
+
+UNFIT = {  # -> a word of why
+    "clamped": (Clamped, "something else"),
+    "a clamp in act_fn": (lambda: MLP(act=lambda t: F.silu(t.clamp(max=10))), "none of the gates"),
+    "1.5 % more": (Scaled, "something else"),
+    "another argument": (Masked, "forward takes x, mask"),
+    "its forward raises": (Weird, "ValueError: too many values"),
+    "dropout": (lambda: altered(lambda m: m.add_module("dropout", nn.Dropout(0.3))).eval(), "dropout"),
+    "an adapter": (lambda: altered(lambda m: m.register_parameter("lora", nn.Parameter(torch.zeros(3)))), "lora"),
+    "a buffer": (lambda: altered(lambda m: m.register_buffer("calls", torch.zeros(1))), "calls"),
+    "a learnable gate": (lambda: MLP(act=nn.PReLU(init=0.0)), "parameters or buffers"),
+    "a gate that takes no vector": (lambda: MLP(act=lambda t: F.silu(t[:, :, None])), "does not take a vector"),
+    "zero weights": (lambda: altered(lambda m: nn.init.zeros_(m.down_proj.weight)), "result is zero"),
+    "its own forward": (lambda: altered(lambda m: setattr(m, "forward", m.forward)), "forward has been replaced"),
+    "a layer's forward": (lambda: altered(lambda m: setattr(m.up_proj, "forward", m.up_proj.forward)), "replaced"),
+    "an MLP's hook": (lambda: altered(lambda m: m.register_full_backward_hook(lambda *a: None)), "hooks"),
+    "a pre-hook": (lambda: altered(lambda m: m.up_proj.register_forward_pre_hook(lambda *a: None)), "hooks"),
+    "meta": (lambda: MLP().to("meta"), "meta"),
+    "flattened parameters": (lambda: altered(flatten), "must be a Parameter"),
+    "compiled before": (lambda: torch.compile(MLP()), "fuse before"),
+}
+
+
+def flatten(mlp):
+    weight = mlp.gate_proj.weight.detach()
+    del mlp.gate_proj.weight
+    mlp.gate_proj.weight = weight
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_fuse_leaves_what_is_more_than_an_mlp(what):
+    make, word = UNFIT[what]
+    model = nn.Sequential(MLP(), make())
+    before, names = model[1], set(model.state_dict())
+    state = torch.get_rng_state()
+    done = ck.fuse(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert done.names == ["0"] and model[1] is before and set(model.state_dict()) == names
+    (why,) = done.skipped.values()
+    assert word in why
+
+
+def test_fuse_finds_an_mlp_in_every_place():
+    shared = MLP()
+    model = nn.ModuleDict({"a": shared, "b": shared})
+    assert ck.fuse(model).names == ["a", "b"] and model["a"] is model["b"] and isinstance(model["a"], ck.SwiGLUMLP)
+
+
+def test_what_is_put_on_a_layer_later_still_runs(gpu):
+    """Adapters, hooks and pruning after `fuse`: the layers are called, not read."""
+    x = torch.randn(5, 32).to(BF16)
+
+    class Adapter(nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base, self.low = base, nn.Linear(32, 48, bias=False, dtype=BF16)
+            self.weight, self.bias = base.weight, base.bias
+
+        def forward(self, x):
+            return self.base(x) + self.low(x)
+
+    mlp, seen = ck.SwiGLUMLP(32, 48, dtype=BF16), []
+    mlp.up_proj = Adapter(mlp.up_proj)
+    want = mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+    assert rel(mlp(x), want) < 0.01 and not gpu
+    mlp(x).float().sum().backward()
+    assert mlp.up_proj.low.weight.grad.any()
+    mlp = ck.SwiGLUMLP(32, 48, dtype=BF16)
+    handle = mlp.gate_proj.register_forward_hook(lambda *args: seen.append(1))
+    mlp(x)
+    assert seen == [1] and not gpu
+    handle.remove()
+    mlp(x)
+    assert gpu == ["swiglu_stacked"]
+
+
+def test_modules_on_meta_and_in_float64():
+    assert ck.SwiGLUMLP(32, 48, device="meta")(torch.randn(2, 32, device="meta")).shape == (2, 32)
+    with torch.device("meta"):
+        assert modules.activation_of(F.silu) == "swiglu"
+    layer, x = ck.SwiGLU(32, 48, dtype=torch.float64), torch.randn(4, 32, dtype=torch.float64)
+    with torch.autocast("cpu", dtype=BF16):
+        assert layer(x).dtype == torch.float64
+    gate, up = nn.Linear(32, 48).eval(), nn.Linear(32, 48)
+    assert not ck.SwiGLU.from_linear(gate, up).training and up.training
+
+
 def test_fuse_a_qwen2(gpu):
     """Same logits within bf16 rounding, one fusion a layer, gradients, and a state_dict that the original still loads."""
     model = qwen()
@@ -228,6 +341,76 @@ NOT_FUSED = {
     "a permutation of nothing": lambda x, a, b: F.silu(x @ a.permute(-2, -1)) * (x @ b.permute((0, 1))),
     "another activation": lambda x, a, b: F.tanh(F.linear(x, a)) * F.linear(x, b),
 }
+
+
+def _residual(x, a, b):
+    g, u = F.linear(x, a), F.linear(x, b)
+    x += 1
+    return F.silu(g) * u + x.sum()
+
+
+def _between(x, a, b):
+    g = F.linear(x, a)
+    x.add_(1)
+    return F.silu(g) * F.linear(x, b)
+
+
+def _view(x, a, b):
+    rows, g, u = x[1:], F.linear(x, a), F.linear(x, b)
+    rows.mul_(2)
+    return F.silu(g) * u + rows.sum()
+
+
+def _weight(x, a, b):
+    g, u = F.linear(x, a), F.linear(x, b)
+    a.zero_()
+    return F.silu(g) * u
+
+
+def _written(x, a, b):
+    g, u = F.linear(x, a), F.linear(x, b)
+    torch.mul(x, 2, out=x)
+    F.relu(b, inplace=True)
+    return F.silu(g) * u
+
+
+WRITES = {f.__name__[1:]: f for f in (_residual, _between, _view, _weight, _written)}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_no_product_is_moved_past_a_write(gpu, pass_on, what):
+    given = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+    with torch.no_grad():
+        want = WRITES[what](*(t.clone() for t in given))
+        got = torch.compile(WRITES[what])(*(t.clone() for t in given))
+    assert rel(got, want) < 0.01 and pass_on.count == 0
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_no_product_leaves_its_no_grad(gpu, pass_on, both):
+    def half(x, a, b):
+        with torch.no_grad():
+            g = F.linear(x, a)
+        with torch.set_grad_enabled(not both):
+            u = F.linear(x, b)
+        return F.silu(g) * u + x.sum() * 0
+
+    x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+    grads = []
+    for call in (half, torch.compile(half)):
+        leaf = x.clone().requires_grad_()
+        call(leaf, a, b).float().sum().backward()
+        grads.append(leaf.grad)
+    assert pass_on.count == 0 and (grads[1] - grads[0]).norm() <= 0.02 * grads[0].norm()
+
+
+def test_other_work_between_the_products_is_no_obstacle(gpu, pass_on):
+    def beside(x, a, b):
+        g = F.linear(x, a)
+        return F.silu(g) * F.linear(x, b) + F.linear(x, a + b).tanh()
+
+    x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+    assert rel(torch.compile(beside)(x, a, b), beside(x, a, b)) < 0.01 and pass_on.count == 1
 
 
 @pytest.mark.parametrize("what", NOT_FUSED)
