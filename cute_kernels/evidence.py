@@ -2,8 +2,9 @@
 
 A kernel's digest covers its module and every module of this package that it imports, comments, docstrings and blank lines
 left out: a change of prose asks for nothing. That of its numerics covers compilation, references and the validation too,
-that of its speed the choice of configurations and the benchmark. A notebook's covers its code cells and the kernel parts
-(hopper/, blackwell/) that they import, the ladder's the cells of its steps.
+that of its speed the choice of configurations, the calls and the benchmark. A notebook's covers its code cells, the kernel
+parts (hopper/, blackwell/) that they import, compilation, and what measures and checks in it; the ladder's the cells of its
+steps.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ MADE = (
     "cute_kernels.cache",
     "cute_kernels.compile",
     "cute_kernels.device",
+    "cute_kernels.registry",
     "cute_kernels.spec",
 )  # what else decides what is launched
 
@@ -140,6 +142,8 @@ TREES = ("cute_kernels.epilogue", "cute_kernels.hopper.activation")  # what user
 
 TIMED = (
     *MADE,
+    "cute_kernels.api",
+    "cute_kernels.plans",
     "cute_kernels.launch",
     "cute_kernels.hopper.choose",
     "cute_kernels.models",
@@ -183,7 +187,7 @@ def ladder_digest() -> str:
     from .lab import ladder
 
     steps = [cell for step in ladder.STEPS for cell in (*ladder.cells(step), step.build)]
-    return digest([cells_digest(steps), bench_digest("cute_kernels.hopper.gemm"), repr(ladder.SIZES)])
+    return digest([cells_digest(steps), bench_digest("cute_kernels.hopper.gemm"), _code("cute_kernels.lab.ladder")])
 
 
 @functools.cache
@@ -193,7 +197,8 @@ def fuzz_digest() -> str:
 
     file = records.ROOT / "tests" / "fuzzing.py"
     drawn = code_only(file.read_text()) if file.is_file() else ""
-    return digest([*(kernel_digest(spec.module) for spec in kernels()), *map(_code, CALLED), drawn])
+    judged = ("cute_kernels.hopper.choose", "cute_kernels.validate")
+    return digest([*(kernel_digest(spec.module) for spec in kernels()), *map(_code, (*CALLED, *judged)), drawn])
 
 
 @functools.cache
@@ -220,6 +225,17 @@ CALLS = {
     '"swiglu_interleaved"': ("cute_kernels.hopper.swiglu_interleaved",),
     "ck.kernels()": ("cute_kernels.hopper.gemm",),
     "ep.": ("cute_kernels.hopper.visitor", "cute_kernels.hopper.activation"),
+    "lab.bench.": ("cute_kernels.lab.bench", "cute_kernels.models", "cute_kernels.reference"),
+    "lab.check.": ("cute_kernels.lab.check", "cute_kernels.lab.bench", "cute_kernels.reference"),
+    "lab.timeline.": ("cute_kernels.lab.timeline", "cute_kernels.hopper.trace"),
+    "lab.profile.": ("cute_kernels.lab.profile",),
+    "lab.claims.": ("cute_kernels.lab.claims", "cute_kernels.benchmark"),
+    "lab.ladder.": ("cute_kernels.lab.ladder",),
+    "traffic.": ("cute_kernels.lab.traffic", "cute_kernels.validate"),
+    "reference.": ("cute_kernels.reference",),
+    "weights.": ("cute_kernels.weights",),
+    "benchmark.": ("cute_kernels.benchmark",),
+    "QWEN25": ("cute_kernels.models",),
     "lab.host.": (  # the way to the kernels: host times, operators, fusion
         *CALLED,
         "cute_kernels.fusion",
@@ -244,7 +260,7 @@ def cells_digest(cells: list[str]) -> str:
         code = "\n".join(line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
         for name in imports(code):
             if _in_kernel_room(name):
-                parts.update(closure(name))
+                parts.update((*closure(name), *MADE))
     return digest([*cells, *(f"{name}\n{_code(name)}" for name in sorted(parts))])
 
 

@@ -46,6 +46,9 @@ def test_speed_depends_on_the_choice_and_the_benchmark(monkeypatch):
         "def fuses(",
         "def max_clusters(",
         "QWEN25",
+        "def run_swiglu(",
+        "def look(",
+        "def kernels(",
     )
     for mark in marks:
         monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
@@ -142,12 +145,12 @@ def test_record_is_stamped_and_lies_under_its_gpu(tmp_path, monkeypatch):
 def test_numerics_depend_on_references_and_validation(monkeypatch):
     seen = {evidence.validation_digest("cute_kernels.hopper.gemm")}
     real = evidence.code_only
-    for mark in ("def far_off(", "def run_case(", "def build("):
+    for mark in ("def far_off(", "def run_case(", "def build(", "def kernels("):
         monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
         evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
         seen.add(evidence.validation_digest("cute_kernels.hopper.gemm"))
     evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
-    assert len(seen) == 4
+    assert len(seen) == 5
 
 
 def test_numerics_depend_on_compilation_and_what_trees_are_made_of(monkeypatch):
@@ -176,6 +179,16 @@ def test_a_call_counts_as_what_it_runs(monkeypatch):
         "ck.swiglu(x, g, u)": "def sigmoid_times(",
         "ep.gelu(ep.acc)": "def gelu(x: Float32",
         "lab.host.call_times('12')": "def watched(",
+        "lab.bench.gemm_row(f)": "def turns(",
+        "lab.check.gemm(f)": "def far_off(",
+        "lab.timeline.capture(f)": "def capture(",
+        "lab.claims.table(r)": "def swiglu_rows(",
+        "traffic.claim(r)": "def moved(",
+        "lab.ladder.figure(r)": "STEPS = (",
+        "sizes = QWEN25": "QWEN25",
+        "from cute_kernels.hopper import gemm": "class KernelSpec",
+        "from cute_kernels.hopper import tiles": "def kernels(",
+        "import cute_kernels.hopper.trace": "def build(",
     }
     for code, mark in calls.items():
         before = evidence.cells_digest([code])
@@ -211,7 +224,15 @@ def test_random_calls_depend_on_the_way_to_the_kernels(monkeypatch, measured):
     assert evidence.of_fuzz().status == "stale"
     measured("fuzz", {"seeds": seeds, "stamp": stamp})
     real = evidence.code_only
-    for mark in ("def watched(", "class Memory:", "def run_swiglu(", "def sigmoid_times("):
+    parts = (
+        "def watched(",
+        "class Memory:",
+        "def run_swiglu(",
+        "def sigmoid_times(",
+        "def choose(",
+        "def relative_error(",
+    )
+    for mark in parts:
         monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
         evidence.fuzz_digest.cache_clear()
         evidence.kernel_digest.cache_clear()
