@@ -31,11 +31,16 @@ def swizzle_bytes(offset: Any, span: int = 128) -> Any:
 
 def bank_conflicts(addresses: Sequence[int], width: int = CHUNK) -> int:
     """How many passes one phase takes when its threads access `width` bytes at these addresses: 1 is free of conflicts."""
-    words: dict[int, set[int]] = {}
+    return max(words_by_bank(addresses, width))
+
+
+def words_by_bank(addresses: Sequence[int], width: int = CHUNK) -> list[int]:
+    """How many different words of each bank are touched; threads that share a word share the access."""
+    words: list[set[int]] = [set() for _ in range(BANKS)]
     for address in addresses:
-        for word in range(address // 4, (address + width) // 4):
-            words.setdefault(word % BANKS, set()).add(word)
-    return max((len(found) for found in words.values()), default=0)
+        for word in range(address // 4, -(-(address + width) // 4)):
+            words[word % BANKS].add(word)
+    return [len(found) for found in words]
 
 
 def evaluate(layout: Callable[[tuple[int, int]], int], rows: int, columns: int) -> np.ndarray:
@@ -138,13 +143,11 @@ def banks(phases: Mapping[str, Sequence[int]], width: int = CHUNK, title: str = 
     style.apply()
     figure, axes = plt.subplots(len(phases), 1, figsize=(9, 0.9 * len(phases) + 0.5), squeeze=False)
     for axis, (name, addresses) in zip(axes[:, 0], phases.items(), strict=True):
-        hits = np.zeros(BANKS, int)
-        for address in addresses:
-            for word in range(address // 4, (address + width) // 4):
-                hits[word % BANKS] += 1
+        hits = words_by_bank(addresses, width)
         axis.bar(range(BANKS), hits, color=[style.COLORS["bad"] if h > 1 else style.COLORS["ours"] for h in hits])
-        axis.set_title(f"{name}: {bank_conflicts(addresses, width)} pass(es)", fontsize=8)
-        axis.set(xticks=range(0, BANKS, 4), yticks=[0, max(1, hits.max())], ylabel="words")
+        passes = max(hits)
+        axis.set_title(f"{name}: {passes} pass{'es' if passes > 1 else ''}", fontsize=8)
+        axis.set(xticks=range(0, BANKS, 4), yticks=[0, max(1, passes)], ylabel="words")
     axes[-1, 0].set_xlabel("bank")
     figure.suptitle(title, fontsize=9)
     return _done(figure)

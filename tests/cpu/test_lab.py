@@ -170,6 +170,9 @@ def test_swizzle_and_banks():
     assert draw.bank_conflicts([128 * r for r in range(8)]) == 8
     assert draw.bank_conflicts([16 * r for r in range(8)]) == 1
     assert draw.bank_conflicts([0, 0, 0, 0]) == 1  # the same word is broadcast
+    assert draw.bank_conflicts([0, 2, 130], 2) == 2 and draw.words_by_bank([0, 2], 2)[:2] == [1, 0]  # halves of a word
+    (axis,) = draw.banks({"halves": [0, 2]}, width=2).axes
+    assert axis.get_title() == "halves: 1 pass"
 
 
 def test_pictures_show_what_they_are_given():
