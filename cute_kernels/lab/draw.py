@@ -244,17 +244,26 @@ def timeline(
 
 
 def roofline(points: Mapping[str, tuple[float, float]], peak_tflops: float, bandwidth_tbs: float, title: str = ""):
-    """Points name -> (FLOP per byte, TFLOP/s) under the two ceilings of a GPU."""
+    """Points name -> (FLOP per byte, TFLOP/s) under the two ceilings of a GPU; numbered, those that fall together with all
+    their numbers at one place."""
     style.apply()
-    figure, axis = plt.subplots(figsize=(7, 4))
+    figure, axis = plt.subplots(figsize=(8.5, 4))
     ridge = peak_tflops / bandwidth_tbs
     low = min([ridge / 100, *(x for x, _ in points.values())])
     high = max([ridge * 20, *(x for x, _ in points.values())])
     xs = np.geomspace(low, high, 200)
     axis.plot(xs, np.minimum(peak_tflops, xs * bandwidth_tbs), color=style.INK, lw=1.5)
+    together: list[tuple[float, float, list[str]]] = []
     for i, (name, (x, y)) in enumerate(points.items()):
-        axis.plot(x, y, "o", color=style.CYCLE[i % len(style.CYCLE)], ms=5)
-        axis.annotate(name, (x, y), textcoords="offset points", xytext=(4, -9), fontsize=6.5)
+        axis.plot(x, y, "o", color=style.CYCLE[i % len(style.CYCLE)], ms=5, label=f"{i + 1}  {name}")
+        near = [names for a, b, names in together if max(x / a, a / x, y / b, b / y) < 1.25]
+        if near:
+            near[0].append(str(i + 1))
+        else:
+            together.append((x, y, [str(i + 1)]))
+    for x, y, names in together:
+        axis.annotate(", ".join(names), (x, y), textcoords="offset points", xytext=(4, -10), fontsize=7)
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     axis.axvline(ridge, color=style.INK, lw=0.5, ls=":")
     axis.set(xscale="log", yscale="log", xlabel="FLOP per byte of DRAM traffic", ylabel="TFLOP/s", title=title)
     axis.text(ridge, axis.get_ylim()[0] * 1.15, f" ridge {ridge:.0f} FLOP/B", fontsize=7)
