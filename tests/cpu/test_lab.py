@@ -179,8 +179,10 @@ def test_pictures_show_what_they_are_given():
     assert len(draw.layout([[0, 1], [2, 3]]).axes[0].patches) == 4
     bars = draw.timeline({"a": [(0, 1, "x", "load"), (1, 3, "", "mma")], "b": []}).axes[0].patches
     assert [p.get_width() for p in bars] == [1, 2]
-    texts = [t.get_text() for t in draw.roofline({"p": (10, 5)}, 800, 4).axes[0].texts]
-    assert "p" in texts and any("ridge 200" in t for t in texts)
+    (axis,) = draw.roofline({"p": (10, 5), "q": (11, 5), "r": (900, 5)}, 800, 4).axes
+    texts = [t.get_text() for t in axis.texts]
+    assert texts[:2] == ["1, 2", "3"] and any("ridge 200" in t for t in texts)
+    assert [t.get_text() for t in axis.get_legend().get_texts()] == ["1  p", "2  q", "3  r"]
     assert len(draw.banks({"one": [0], "two": [0, 128]}).axes) == 2
     assert "(0, 64)" in [t.get_text() for t in draw.tma_box((8, 100), (8, 64), [(0, 0), (0, 64)]).axes[0].texts]
     assert "3:1" in [t.get_text() for t in draw.tv_map([[(0, 0), (0, 1)]] * 3 + [[(1, 0), (1, 1)]], 2, 2).axes[0].texts]
