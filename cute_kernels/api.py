@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -58,13 +59,14 @@ def gemm(
     compile, before anything is launched; RuntimeError for a first call while a CUDA graph is captured.
     """
     if DISABLED:
-        _check_torch_gemm(a, b, out, out_dtype)
+        _check_torch_gemm(a, b, out, out_dtype, epilogue, config)
         return unfused.gemm(a, b, out, out_dtype, epilogue)
     key = None
     if epilogue is None:
         key, known = plans.look(("gemm", out_dtype, config), (a, b), 1, out)
         if known is not None:
             return known
+    check_no_tangent(a=a, b=b)
     if _for_an_operator(a, b):
         if epilogue is not None and torch.compiler.is_compiling():
             return _run_gemm_apart(a, b, out, out_dtype, epilogue, config)
@@ -73,7 +75,7 @@ def gemm(
             _check_followed(out, a, b)
             dtype = out.dtype if out_dtype is None and out is not None else out_dtype
             name = _config_name(config, ("gemm",))
-            return _into(out, torch.ops.cute_kernels.gemm(a, b, out_dtype=dtype, config=name))
+            return _into(out, torch.ops.cute_kernels.gemm(a, b, out_dtype=dtype, config=name), a=a, b=b)
     return run_gemm(a, b, out, out_dtype, epilogue, config, key)
 
 
@@ -146,8 +148,11 @@ def swiglu(
     if known is not None:
         return known
     check_kernel(kernel, activation, config, early_weights)
-    if DISABLED or (kernel == "auto" and config is None and any(map(_has_tangent, tensors))):
+    if DISABLED or (kernel == "auto" and config is None and any(map(has_tangent, tensors))):
+        _check_config(config, GATED_KERNELS[kernel])
         kernel, config, early_weights = "torch", None, False
+    if kernel != "torch":
+        check_no_tangent(x=x, w_gate=w_gate, w_up=w_up, bias_gate=bias_gate, bias_up=bias_up)
     if kernel != "torch" and _for_an_operator(*tensors):
         _check_types({"x": x, "w_gate": w_gate, "w_up": w_up})
         _check_followed(out, *tensors)
@@ -158,7 +163,7 @@ def swiglu(
             config=_config_name(config, GATED_KERNELS[kernel]),
             early_weights=early_weights,
         )
-        return _into(out, y)
+        return _into(out, y, x=x, w_gate=w_gate, w_up=w_up)
     return run_swiglu(*tensors, activation, out, kernel, config, early_weights, key)
 
 
@@ -229,8 +234,10 @@ def swiglu_interleaved(
     check_activation(activation)
     _check_early(early_weights)
     if DISABLED:
+        _check_config(config, ("swiglu_interleaved",))
         both, biases = (None if t is None else split(t, "interleaved") for t in packed)
         return run_swiglu(x, *both, *(biases or (None, None)), activation, out, "torch", None, False)
+    check_no_tangent(x=x, w=packed[0], bias=packed[1])
     if _for_an_operator(x, *packed):
         _check_types({"x": x})
         _check_followed(out, x, *packed)
@@ -238,7 +245,7 @@ def swiglu_interleaved(
         y = torch.ops.cute_kernels.swiglu_interleaved(
             x, *packed, activation=activation, config=name, early_weights=early_weights
         )
-        return _into(out, y)
+        return _into(out, y, x=x, w=packed[0])
     return run_interleaved(x, w, bias, activation, out, config, early_weights, key)
 
 
@@ -319,6 +326,16 @@ def _config_name(config: Any, kernels: tuple[str, ...]) -> str:
     return config.name
 
 
+def _check_config(config: Any, kernels: tuple[str, ...]) -> None:
+    """ConfigError, a ValueError, for what none of these kernels takes; for calls that PyTorch's kernels run."""
+    for kernel in kernels if config is not None else ():
+        try:
+            return registry.get(kernel).check(config)
+        except (TypeError, ValueError):
+            if kernel == kernels[-1]:
+                raise
+
+
 def config_named(name: str, kernels: tuple[str, ...]) -> Any:
     """The configuration of that name of one of these kernels, None for "". Raises ValueError."""
     if not name:
@@ -330,9 +347,20 @@ def config_named(name: str, kernels: tuple[str, ...]) -> Any:
     raise ValueError(f"config is {name!r}, no name of a configuration of {', '.join(kernels) or 'kernel torch'}")
 
 
-def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
-    """What an operator returned, in the caller's `out`."""
-    return result if out is None else out.copy_(result)
+def _into(out: torch.Tensor | None, result: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    """What an operator returned, in the caller's `out`, as far as its rules can be seen where tensors may have no memory."""
+    if out is None:
+        return result
+    _check_types({"out": out})
+    _check_same_device("out", out, *next(iter(inputs.items())))
+    if out.dtype != result.dtype:
+        raise TypeError(f"out is {dtype_name(out.dtype)}, the result is {dtype_name(result.dtype)}")
+    _check_shape(out, tuple(result.shape))
+    for who, t in inputs.items():
+        if out is t:
+            raise ValueError(f"out overlaps {who} in memory: the kernel would read what it has written")
+        _check_apart(out, who, t)
+    return out.copy_(result)
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -400,6 +428,10 @@ def _arguments(
             )
         _check_same_device(who, t, name, a)
         _check_plain(who, t)
+        if who == "out" and plans.frozen(t):
+            raise ValueError(
+                "out was made in torch.inference_mode(), so it can be written to only there; pass out.clone()"
+            )
         if who == "out" and out_dtype is not None:
             if t.dtype != out_dtype:
                 raise TypeError(f"out is {dtype_name(t.dtype)}, out_dtype is {dtype_name(out_dtype)}")
@@ -536,10 +568,10 @@ def _epilogue(expression: Any, result: torch.Tensor, out2d: torch.Tensor) -> tup
     return tree, tuple(checked)
 
 
-def _check_operand(who: str, t: Any, shape: tuple[int, ...], out: torch.Tensor) -> None:
-    """What an epilogue reads beside the accumulators."""
+def _check_operand(who: str, t: Any, shape: tuple[int, ...], out: torch.Tensor, name: str = "out") -> None:
+    """What an epilogue reads beside the accumulators, on the device of `out`, which the message calls `name`."""
     _check_types({who: t})
-    _check_same_device(who, t, "out", out)
+    _check_same_device(who, t, name, out)
     if t.dtype not in OUT_DTYPES:
         raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16, float16 or float32")
     _check_plain(who, t)
@@ -678,52 +710,111 @@ def _requires_grad(*tensors: Any) -> bool:
 
 def _differentiates(*tensors: Any) -> bool:
     """Whether autograd, in either direction, follows one of these."""
-    return _requires_grad(*tensors) or any(map(_has_tangent, tensors))
+    return _requires_grad(*tensors) or any(map(has_tangent, tensors))
 
 
-def _has_tangent(t: Any) -> bool:
+def check_no_tangent(**tensors: Any) -> None:
+    """ValueError where forward-mode autograd follows one of these: the fused kernels would lose its tangent."""
+    if forward_ad._current_level >= 0:
+        for who, t in tensors.items():
+            if has_tangent(t):
+                raise ValueError(
+                    f"{who} carries a tangent and this kernel has no forward-mode derivative: use swiglu(..., kernel='torch') "
+                    "or torch.matmul"
+                )
+
+
+def has_tangent(t: Any) -> bool:
+    """Whether forward-mode autograd (dual tensors, torch.func.jvp) follows t."""
     if forward_ad._current_level < 0 or not isinstance(t, torch.Tensor):
         return False
     return forward_ad.unpack_dual(t).tangent is not None
 
 
-def _check_torch_gemm(a: Any, b: Any, out: Any, out_dtype: Any) -> None:
+def _check_torch_gemm(a: Any, b: Any, out: Any, out_dtype: Any, epilogue: Any, config: Any) -> None:
     """As `_check_torch`: PyTorch would take a vector for b, and copy into an `out` of more dimensions or another dtype."""
     _check_types({"a": a, "b": b, **({} if out is None else {"out": out})})
     _check_weight("b", b)
     if not a.dim():
         raise ValueError("a has shape (), must be (..., K)")
+    _check_depth("b", b, "a", a)
+    _check_config(config, ("gemm",))
+    if out_dtype is not None and out_dtype not in OUT_DTYPES:
+        raise TypeError(f"out_dtype is {out_dtype!r}, must be torch.bfloat16, torch.float16 or torch.float32")
+    shape = (*a.shape[:-1], b.shape[0])
+    if epilogue is not None:
+        _, operands, kinds = epilogues.split(epilogue)
+        for t, kind in zip(operands, kinds, strict=True):
+            if kind != "Scalar":
+                wanted = {"Row": shape[-1:], "Column": (math.prod(shape[:-1]),), "Load": shape}[kind]
+                _check_operand(f"epilogue {kind.lower()}(...)", t, wanted, a, "a")
     if out is None:
         return
     if out_dtype is not None and out.dtype != out_dtype:
         raise TypeError(f"out is {dtype_name(out.dtype)}, out_dtype is {dtype_name(out_dtype)}")
-    _check_same_device("out", out, "a", a)
-    _check_shape(out, (*a.shape[:-1], b.shape[0]))
-    for who, t in (("a", a), ("b", b)):
-        _check_apart(out, who, t)
+    _check_torch_out(out, shape, {"a": a, "b": b})
 
 
 def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any]) -> None:
     """What PyTorch's kernels ask for: any strides, sizes and devices, but `out` obeys the rules of the fused kernel."""
     weights = {"w_gate": w_gate, "w_up": w_up}
-    tensors = {"x": x, **weights, **({} if out is None else {"out": out})}
     given = {who: t for who, t in biases.items() if t is not None}
-    _check_types({**tensors, **given})
-    for who, t in given.items():
-        if t.shape != w_gate.shape[:1]:
-            raise ValueError(f"{who} has shape {tuple(t.shape)}, must be {tuple(w_gate.shape[:1])}")
-    for who, t in tensors.items():
-        if who in weights:
-            _check_weight(who, t)
-            if not torch.is_autocast_enabled(x.device.type):
-                _check_dtype(who, t, "x", x)
-        elif not t.dim():
-            raise ValueError(f"{who} has shape (), must be (..., K)")
-    if out is not None:
-        _check_dtype("out", out, "x", x)
-        _check_same_device("out", out, "x", x)
-        _check_shape(out, (*x.shape[:-1], w_gate.shape[0]))
-        for who, t in (("x", x), *weights.items(), *given.items()):
-            _check_apart(out, who, t)
+    _check_types({"x": x, **weights, **({} if out is None else {"out": out}), **given})
+    if not x.dim():
+        raise ValueError("x has shape (), must be (..., K)")
+    for who, t in weights.items():
+        _check_weight(who, t)
+        if not autocasts(x):
+            _check_dtype(who, t, "x", x)
+        _check_depth(who, t, "x", x)
     if w_gate.shape != w_up.shape:
         raise ValueError(f"w_gate has shape {tuple(w_gate.shape)}, w_up has {tuple(w_up.shape)}: must be equal")
+    for who, t in given.items():
+        _check_same_device(who, t, "x", x)
+        if t.shape != w_gate.shape[:1]:
+            raise ValueError(f"{who} has shape {tuple(t.shape)}, must be {tuple(w_gate.shape[:1])}")
+    if out is not None:
+        _check_dtype("out", out, "x", x)
+        _check_torch_out(out, (*x.shape[:-1], w_gate.shape[0]), {"x": x, **weights, **given})
+
+
+def _check_depth(who: str, w: torch.Tensor, name: str, a: torch.Tensor) -> None:
+    """A weight (N, K) beside the rows that it multiplies, for PyTorch's kernels."""
+    _check_same_device(who, w, name, a)
+    if w.shape[1] != a.shape[-1]:
+        raise ValueError(f"{who} has K = {w.shape[1]} columns, {name} has K = {a.shape[-1]}")
+
+
+def _check_torch_out(out: torch.Tensor, shape: tuple[int, ...], inputs: dict[str, torch.Tensor]) -> None:
+    """The rules of a fused kernel's `out`, but for a pitch and an address that PyTorch's kernels do not ask for."""
+    name = next(iter(inputs))
+    _check_followed(out, *inputs.values())
+    _check_same_device("out", out, name, inputs[name])
+    _check_shape(out, shape)
+    if not torch.compiler.is_compiling() and not _dispatches(out) and out.numel():
+        lines = out if out.dim() == 2 else out.view(-1, shape[-1]) if _flat(out) else None
+        if lines is None or (lines.shape[1] > 1 and lines.stride(1) != 1) or _rows_overlap(lines):
+            raise ValueError(
+                f"out has strides {out.stride()}: its last dimension must be contiguous, its rows apart, its leading dimensions "
+                "one behind the other"
+            )
+    for who, t in inputs.items():
+        _check_apart(out, who, t)
+
+
+def _flat(t: torch.Tensor) -> bool:
+    try:
+        t.view(-1, t.shape[-1])
+    except RuntimeError:
+        return False
+    return True
+
+
+def _rows_overlap(t: torch.Tensor) -> bool:
+    return t.shape[0] > 1 and t.stride(0) < t.shape[1]
+
+
+def autocasts(t: torch.Tensor) -> bool:
+    """Whether autocast is on for a tensor's device."""
+    kind = t.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

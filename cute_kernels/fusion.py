@@ -282,7 +282,7 @@ def _is_gated(match: Any) -> bool:
     if gate is up or None in parts:
         return False
     (x, w_gate, b_gate), (same, w_up, b_up) = parts
-    if x is not same or len(gate.users) > 1 or len(up.users) > 1 or not _nothing_between(match, gate, up):
+    if x is not same or len(gate.users) > 1 or len(up.users) > 1:
         return False
     values = [_value(node) for node in (x, w_gate, w_up)]
     biases = [_value(b) for b in (b_gate, b_up) if b is not None]
@@ -295,6 +295,6 @@ def _is_gated(match: Any) -> bool:
     if values[1].shape != values[2].shape or n % api.STEP or k % api.STEP or values[0].device.type != api.DEVICE:
         return False
     try:
-        return device.target(values[0].device) == "sm_90a"
+        return device.target(values[0].device) == "sm_90a" and _nothing_between(match, gate, up)
     except device.UnsupportedDevice:
         return False

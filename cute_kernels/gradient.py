@@ -6,6 +6,8 @@ The pre-activations are computed again from x and the weights, in x's dtype, ins
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -19,6 +21,9 @@ def of_gated(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(d gate, d up) of GATED[activation](gate, up), all (M, N), from its gradient dy. ValueError for an unknown name."""
     aten = torch.ops.aten
+    if activation == "swiglu" and torch.is_grad_enabled():  # silu_backward has no derivative
+        open_ = torch.sigmoid(gate)
+        return dy * up * (open_ * (1 + gate * (1 - open_))), dy * F.silu(gate)
     if activation == "swiglu":
         return aten.silu_backward(dy * up, gate), dy * F.silu(gate)
     if activation in ("geglu", "geglu_tanh"):
@@ -37,6 +42,11 @@ def of_gated(
     raise ValueError(f"activation is {activation!r}, allowed: {', '.join(map(repr, GATED))}")
 
 
+def rows_of(t: torch.Tensor) -> torch.Tensor:
+    """(..., columns) as a matrix, also where there are no columns."""
+    return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+
+
 def of_swiglu(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -49,7 +59,7 @@ def of_swiglu(
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of `swiglu` by x (..., K), w_gate and w_up (N, K), bias_gate and bias_up (N,), from dy (..., N); None where not
     `wanted`."""
-    rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    rows, dy = rows_of(x), rows_of(dy)
     gate, up = (
         F.linear(rows, w, None if b is None else b.to(x.dtype)) for w, b in ((w_gate, bias_gate), (w_up, bias_up))
     )

@@ -116,13 +116,15 @@ def gated(
 ) -> torch.Tensor:
     """The operator with its fallback; under autocast in autocast's dtype, as nn.Linear is."""
     kind = x.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    if autocast and x.dtype is not torch.float64:  # which autocast leaves alone
+    if api.autocasts(x) and x.dtype is not torch.float64:  # which autocast leaves alone
         dtype = torch.get_autocast_dtype(kind)
         x, w_gate, w_up = x.to(dtype), w_gate.to(dtype), w_up.to(dtype)
         with torch.autocast(kind, enabled=False):
             return gated(x, w_gate, w_up, bias_gate, bias_up, activation)
-    return torch.ops.cute_kernels.swiglu(x, w_gate, w_up, bias_gate, bias_up, activation=activation, fallback=True)
+    tensors = (x, w_gate, w_up, bias_gate, bias_up)
+    if any(map(api.has_tangent, tensors)):  # forward mode
+        return api.swiglu(x, w_gate, w_up, bias_gate=bias_gate, bias_up=bias_up, activation=activation, kernel="torch")
+    return torch.ops.cute_kernels.swiglu(*tensors, activation=activation, fallback=True)
 
 
 #: what may stand for the gate of a family's member

@@ -37,7 +37,9 @@ LIBRARY.define(
 
 
 def _gemm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, config: str = "") -> Tensor:
+    api.check_no_tangent(a=a, b=b)
     if api.DISABLED:
+        api.config_named(config, ("gemm",))
         return unfused.gemm(a, b, None, out_dtype, None)
     key, known = plans.look(("op gemm", out_dtype, config), (a, b), 1, None)
     if known is not None:
@@ -59,6 +61,7 @@ def _swiglu(
     fallback: bool = False,
 ) -> Tensor:
     tensors = (x, w_gate, w_up, bias_gate, bias_up)
+    api.check_no_tangent(x=x, w_gate=w_gate, w_up=w_up, bias_gate=bias_gate, bias_up=bias_up)
     if api.DISABLED:
         return _unfused(*tensors, activation)
     key, known = plans.look(("op swiglu", activation, use, config, early_weights), tensors, 2, None)
@@ -89,6 +92,7 @@ def _swiglu_interleaved(
     config: str = "",
     early_weights: bool = False,
 ) -> Tensor:
+    api.check_no_tangent(x=x, w=w, bias=bias)
     if api.DISABLED:
         halves = (None, None) if bias is None else split(bias, "interleaved")
         return _unfused(x, *split(w, "interleaved"), *halves, activation)
@@ -161,7 +165,7 @@ def _padded(values: tuple, length: int) -> tuple:
 
 def _gemm_backward(ctx, dy):
     a, b = ctx.saved_tensors
-    rows, dy = a.reshape(-1, a.shape[-1]), dy.reshape(-1, dy.shape[-1]).to(a.dtype)
+    rows, dy = gradient.rows_of(a), gradient.rows_of(dy).to(a.dtype)
     da = (dy @ b).view(a.shape) if ctx.needs_input_grad[0] else None
     return da, dy.T @ rows if ctx.needs_input_grad[1] else None
 

@@ -84,7 +84,7 @@ def look(
     what: the function and its options. tensors: a, the weights (so many), and further operands or None. The key is None for a
     call that must not be kept.
     """
-    if watched() or forward_ad._current_level >= 0:
+    if watched() or forward_ad._current_level >= 0 or frozen(out):
         return None, None
     followed = torch.is_grad_enabled()
     key, given, addresses = list(what), tensors[: 1 + weights], 0
@@ -114,6 +114,11 @@ def look(
         if t is not None:
             given += (t,)
     return key, plan(given, weights, out)
+
+
+def frozen(out: Any) -> bool:
+    """Whether `out` is an inference tensor outside of inference mode, which nobody may write to."""
+    return isinstance(out, torch.Tensor) and out.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def watched() -> bool:

@@ -244,6 +244,18 @@ def test_out_obeys_the_same_rules_under_torch():
     """What "auto" picks must not decide whether an out= is an error."""
     x, g, u = mlp()
     call = functools.partial(ck.swiglu, x, g, u, kernel="torch")
+    for out in (torch.zeros(9999, dtype=BF16).as_strided((128, 256), (8, 1)), cuda(256, 128).T, cuda(128, 512)[:, ::2]):
+        with fails(ValueError, "out has strides"):
+            call(out=out)
+    with fails(ValueError, "out has strides"):
+        ck.swiglu(x.view(2, 64, 64), g, u, kernel="torch", out=cuda(64, 2, 256).transpose(0, 1))
+    with fails(ValueError, "w_gate is on meta"):
+        ck.swiglu(x, g.to("meta"), u, kernel="torch")
+    with fails(ValueError, "w_gate has K = 64 columns, x has K = 56"):
+        ck.swiglu(x[:, :56], g, u, kernel="torch")
+    with fails(ValueError, "requires grad"):
+        ck.swiglu(x, g.clone().requires_grad_(), u, kernel="torch", out=cuda(128, 256))
+    assert ck.swiglu(*(t.to("meta") for t in (x, g, u)), kernel="torch").shape == (128, 256)
     out = cuda(128, 256)
     assert call(out=out) is out
     with fails(ValueError, "out has shape (1, 256), must be (128, 256)"):
@@ -287,6 +299,42 @@ def test_out_obeys_the_same_rules_when_disabled(monkeypatch):
     assert ck.gemm(buffer[:, :64], b, out=buffer[:, 64:], epilogue=ep.relu(ep.acc)).shape == (6, 24)
     with fails(ValueError, "out has shape (3, 6, 24), must be (6, 24)"):
         ck.swiglu(a, b, b, out=cuda(3, 6, 24))
+    with fails(ValueError, "out has strides"):
+        ck.gemm(a, b, out=cuda(24, 6).T)
+    leaf = a.clone().requires_grad_()
+    for call in (functools.partial(ck.gemm, leaf, b), functools.partial(ck.swiglu, leaf, b, b)):
+        with fails(ValueError, "requires grad"):
+            call(out=cuda(6, 24))
+        assert call().shape == (6, 24)
+
+
+def test_options_obey_the_same_rules_when_disabled(monkeypatch):
+    monkeypatch.setattr(api, "DISABLED", True)
+    a, b = cuda(6, 64), cuda(24, 64)
+    for epilogue, words in (
+        (ep.acc + ep.load(cuda(3, 6, 24)), "load(...) has shape (3, 6, 24), must be (6, 24)"),
+        (ep.acc + ep.row(cuda(1)), "row(...) has shape (1,), must be (24,)"),
+        (ep.acc * ep.column(cuda(24)), "column(...) has shape (24,), must be (6,)"),
+    ):
+        with fails(ValueError, words):
+            ck.gemm(a, b, epilogue=epilogue)
+    with fails(TypeError, "row(...) is int32"):
+        ck.gemm(a, b, epilogue=ep.acc + ep.row(cuda(24, dtype=torch.int32)))
+    with fails(TypeError, "out_dtype is torch.int32"):
+        ck.gemm(a, b, out_dtype=torch.int32)
+    with fails(ValueError, "b has K = 64 columns, a has K = 56"):
+        ck.gemm(a[:, :56], b)
+    for call in (
+        functools.partial(ck.gemm, a, b),
+        functools.partial(ck.swiglu, a, b, b),
+        functools.partial(ck.swiglu_interleaved, a, ck.interleave(b, b)),
+    ):
+        with pytest.raises((TypeError, ValueError), match="config"):
+            call(config="nonsense")
+        assert call().shape == (6, 24)
+    for name in ("gemm", "swiglu_stacked", "swiglu_pingpong"):
+        call = functools.partial(ck.gemm, a, b) if name == "gemm" else functools.partial(ck.swiglu, a, b, b)
+        assert call(config=registry.get(name).configs[-1]).shape == (6, 24)
 
 
 def test_a_traced_call_compares_no_addresses():
@@ -342,11 +390,36 @@ def test_forward_mode_and_lazy_negation(launches):
     x, g, u = mlp()
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-        with fails(ValueError, "no backward"):
-            ck.gemm(dual, g)
+        for call in (
+            lambda: ck.gemm(dual, g),
+            lambda: ck.swiglu(dual, g, u, kernel="stacked"),
+            lambda: ck.swiglu_interleaved(dual, ck.interleave(g, u)),
+            lambda: torch.ops.cute_kernels.gemm(dual, g),
+            lambda: torch.ops.cute_kernels.swiglu(dual, g, u, fallback=True),
+        ):
+            with fails(ValueError, "carries a tangent", "forward-mode"):
+                call()
         assert torch.autograd.forward_ad.unpack_dual(ck.swiglu(dual, g, u)).tangent is not None and not launches
     with fails(ValueError, "resolve_neg"):
         ck.gemm(torch._neg_view(x), g)
+
+
+def test_jvp_goes_to_pytorch_or_raises(hopper):
+    x, g, u = (torch.randn(t.shape).to(BF16) for t in mlp(5, 48, 32))
+    v = torch.randn_like(x)
+    want = torch.func.jvp(lambda x: ck.reference.eager(x, g, u), (x,), (v,))[1]
+    mlp_ = ck.SwiGLU.from_linear(*(torch.nn.utils.skip_init(torch.nn.Linear, 32, 48, bias=False) for _ in "gu"))
+    mlp_.gate_proj.weight, mlp_.up_proj.weight = (torch.nn.Parameter(w, requires_grad=False) for w in (g, u))
+    for call in (lambda x: ck.swiglu(x, g, u), mlp_):
+        got = torch.func.jvp(call, (x,), (v,))[1]
+        assert (got - want).norm() < 0.01 * want.norm()
+    for call in (
+        lambda x: ck.gemm(x, g),
+        lambda x: ck.swiglu(x, g, u, kernel="stacked"),
+        lambda x: ck.swiglu_interleaved(x, ck.interleave(g, u)),
+    ):
+        with fails(ValueError, "carries a tangent"):
+            torch.func.jvp(call, (x,), (v,))
 
 
 def test_torch_kernel_names_what_is_no_matrix():
@@ -364,6 +437,36 @@ def test_the_way_to_pytorch_adds_no_copy(launches, monkeypatch):
     x, w = cuda(4, 8192), torch.empty(8192, 8192, dtype=BF16)
     ck.swiglu(x, w, w)
     assert seen == [(x, w, w, None, "swiglu", None, None)] and not launches
+
+
+@pytest.mark.parametrize("way", ["mode", "compile"])
+def test_out_under_a_mode_or_a_tracer(launches, way):
+    """Where PyTorch has to see operators, an out= is judged by what can be seen there."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x, g, u = mlp(5, 48, 32)
+
+    def call(how, out):
+        with FlopCounterMode(display=False):
+            return how(out)
+
+    for how in (
+        lambda out: ck.gemm(x, g, out=out),
+        lambda out: ck.swiglu(x, g, u, out=out),
+        lambda out: ck.swiglu_interleaved(x, ck.interleave(g, u), out=out),
+    ):
+        for out, kind in ((cuda(3, 5, 48), ValueError), (cuda(5, 48, dtype=torch.float32), TypeError)):
+            if kind is TypeError and "gemm" in how.__code__.co_names:
+                continue  # which takes any dtype of out
+            if way == "compile":
+                with pytest.raises(Exception, match=r"out has shape|out is float32"):
+                    torch.compile(how, backend="eager", fullgraph=True)(out)
+            else:
+                with pytest.raises(kind, match=r"out has shape|out is float32"):
+                    call(how, out)
+    if way == "mode":
+        with fails(ValueError, "out overlaps x"):
+            call(lambda out: ck.swiglu(x, cuda(32, 32), cuda(32, 32), out=x), None)
 
 
 def test_gated_family(launches):

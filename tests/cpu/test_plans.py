@@ -210,3 +210,15 @@ def test_threads_share_plans(gpu):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(200)))
+
+
+def test_an_inference_tensor_is_no_out(gpu):
+    x, g, u = (torch.randn(n, 64).to(torch.bfloat16) for n in (8, 24, 24))
+    with torch.inference_mode():
+        out = x.new_zeros(8, 24)
+        ck.swiglu(x, g, u, out=out)
+    before = out.clone()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="inference_mode"):
+            ck.swiglu(x, g, u, out=out)
+    assert torch.equal(out, before)
