@@ -90,8 +90,7 @@ def run_gemm(
 ) -> torch.Tensor:
     """`gemm` itself; autograd does not follow it. key: under which `plans` keeps the call."""
     given = a, b
-    if out_dtype is not None and out_dtype not in OUT_DTYPES:
-        raise TypeError(f"out_dtype is {out_dtype!r}, must be torch.bfloat16, torch.float16 or torch.float32")
+    _check_out_dtype(out_dtype)
     if out_dtype is None and isinstance(out, torch.Tensor):
         out_dtype = out.dtype
         if out_dtype not in OUT_DTYPES:
@@ -148,7 +147,7 @@ def swiglu(
     if known is not None:
         return known
     check_kernel(kernel, activation, config, early_weights)
-    if DISABLED or (kernel == "auto" and config is None and any(map(has_tangent, tensors))):
+    if DISABLED or (kernel == "auto" and config is None and has_tangent(*tensors)):
         _check_config(config, GATED_KERNELS[kernel])
         kernel, config, early_weights = "torch", None, False
     if kernel != "torch":
@@ -357,8 +356,6 @@ def _into(out: torch.Tensor | None, result: torch.Tensor, **inputs: torch.Tensor
         raise TypeError(f"out is {dtype_name(out.dtype)}, the result is {dtype_name(result.dtype)}")
     _check_shape(out, tuple(result.shape))
     for who, t in inputs.items():
-        if out is t:
-            raise ValueError(f"out overlaps {who} in memory: the kernel would read what it has written")
         _check_apart(out, who, t)
     return out.copy_(result)
 
@@ -433,8 +430,7 @@ def _arguments(
                 "out was made in torch.inference_mode(), so it can be written to only there; pass out.clone()"
             )
         if who == "out" and out_dtype is not None:
-            if t.dtype != out_dtype:
-                raise TypeError(f"out is {dtype_name(t.dtype)}, out_dtype is {dtype_name(out_dtype)}")
+            _check_out_dtype(out_dtype, t)
             continue
         if t.dtype not in DTYPES:
             raise TypeError(f"{who} is {dtype_name(t.dtype)}, must be bfloat16 or float16")
@@ -448,9 +444,7 @@ def _arguments(
         _check_weight(who, w)
         if w.shape[0] % fold:
             raise ValueError(f"{who} has {w.shape[0]} rows, must be an even number: gate and up in turn")
-        if w.shape[1] != k:
-            hint = f"; {who}.T would fit: weights are (N, K) as in nn.Linear" if w.shape[0] == k else ""
-            raise ValueError(f"{who} has K = {w.shape[1]} columns, {name} has K = {k}{hint}")
+        _check_depth(who, w, name, k)
         if w.shape[0] // fold != n:
             raise ValueError(f"{who} has N = {w.shape[0]} rows, {next(iter(weights))} has N = {n}")
     for what, size in (("K", k), ("N", n)):
@@ -511,15 +505,29 @@ def _check_weight(who: str, w: torch.Tensor) -> None:
         raise ValueError(f"{who} has shape {tuple(w.shape)}, must be (N, K)")
 
 
+def _check_depth(who: str, w: torch.Tensor, name: str, k: int) -> None:
+    if w.shape[1] != k:
+        hint = f"; {who}.T would fit: weights are (N, K) as in nn.Linear" if w.shape[0] == k else ""
+        raise ValueError(f"{who} has K = {w.shape[1]} columns, {name} has K = {k}{hint}")
+
+
+def _check_out_dtype(out_dtype: Any, out: torch.Tensor | None = None) -> None:
+    """One that results may have, and that of `out` where both are given."""
+    if out_dtype is None:
+        return
+    if out_dtype not in OUT_DTYPES:
+        raise TypeError(f"out_dtype is {out_dtype!r}, must be torch.bfloat16, torch.float16 or torch.float32")
+    if out is not None and out.dtype != out_dtype:
+        raise TypeError(f"out is {dtype_name(out.dtype)}, out_dtype is {dtype_name(out_dtype)}")
+
+
 def _check_shape(out: torch.Tensor, shape: tuple[int, ...]) -> None:
     if out.shape != shape:
         raise ValueError(f"out has shape {tuple(out.shape)}, must be {tuple(shape)}")
 
 
 def _check_apart(out: torch.Tensor, who: str, t: torch.Tensor) -> None:
-    if torch.compiler.is_compiling() or _dispatches(out) or _dispatches(t):  # no addresses to compare
-        return
-    if _overlap(out, t):
+    if _overlap(out, t) if _has_memory(out) and _has_memory(t) else out is t:
         raise ValueError(f"out overlaps {who} in memory: the kernel would read what it has written")
 
 
@@ -545,16 +553,12 @@ def _one_line(t: torch.Tensor) -> torch.Tensor:
 
 def _epilogue(expression: Any, result: torch.Tensor, out2d: torch.Tensor) -> tuple[visitor.Node, tuple]:
     """An epilogue's static tree and its checked operands."""
-    tree, operands, kinds = epilogues.split(expression)
-    m, n = out2d.shape
+    tree, operands = _split(expression, out2d.shape[0], tuple(result.shape))
     checked = []
-    for t, kind in zip(operands, kinds, strict=True):
+    for t, kind, who, shape in operands:
         if kind == "Scalar":
             checked.append(t)
-            continue
-        who = f"epilogue {kind.lower()}(...)"
-        shape = {"Row": (n,), "Column": (m,), "Load": tuple(result.shape)}[kind]
-        if kind == "Load":
+        elif kind == "Load":
             _check_operand(who, t, shape, result)
             if not t.numel():
                 continue
@@ -562,10 +566,20 @@ def _epilogue(expression: Any, result: torch.Tensor, out2d: torch.Tensor) -> tup
             in_place = (t.data_ptr(), t.stride(), t.dtype) == (out2d.data_ptr(), out2d.stride(), out2d.dtype)
             if not in_place:
                 _check_apart(out2d, who, t)
+            checked.append(t)
         else:
-            t = _vector(who, t, *shape, out2d)
-        checked.append(t)
+            checked.append(_vector(who, t, *shape, out2d))
     return tree, tuple(checked)
+
+
+def _split(expression: Any, m: int, shape: tuple[int, ...]) -> tuple[visitor.Node, list[tuple[Any, str, str, tuple]]]:
+    """An epilogue's tree, and of each operand the tensor or number, its kind, its name in messages and the shape it must have
+    for a result of m rows and this shape."""
+    tree, operands, kinds = epilogues.split(expression)
+    shapes = {"Scalar": (), "Row": shape[-1:], "Column": (m,), "Load": shape}
+    return tree, [
+        (t, kind, f"epilogue {kind.lower()}(...)", shapes[kind]) for t, kind in zip(operands, kinds, strict=True)
+    ]
 
 
 def _check_operand(who: str, t: Any, shape: tuple[int, ...], out: torch.Tensor, name: str = "out") -> None:
@@ -631,8 +645,8 @@ def _with_depth(rows: torch.Tensor, matrices: tuple) -> tuple[torch.Tensor, tupl
     return rows.new_zeros(rows.shape[0], STEP), tuple(w.new_zeros(w.shape[0], STEP) for w in matrices)
 
 
-def _rows(who: str, t: torch.Tensor) -> torch.Tensor:
-    """t as a checked matrix of rows, never a copy."""
+def _rows(who: str, t: torch.Tensor, aligned: bool = True) -> torch.Tensor:
+    """t as a checked matrix of rows, never a copy. aligned: whether TMA's rules for pitch and address are asked for, too."""
     if t.dim() > 2:
         try:
             t = t.view(-1, t.shape[-1])
@@ -643,11 +657,13 @@ def _rows(who: str, t: torch.Tensor) -> torch.Tensor:
             ) from None
     if t.shape[0] == 1 and t.stride(1) == 1:  # one row: its pitch means nothing, TMA still wants a legal one
         t = t.as_strided(t.shape, (t.shape[1], 1))
-    _check_rows(who, t)
+    if t.shape[1] == 1:
+        t = t.as_strided(t.shape, (t.stride(0), 1))
+    _check_rows(who, t, aligned=aligned)
     return t
 
 
-def _check_rows(who: str, t: torch.Tensor, given: str | None = None) -> None:
+def _check_rows(who: str, t: torch.Tensor, given: str | None = None, aligned: bool = True) -> None:
     """given: the caller's name for what to copy, where t is the transpose of it."""
     given = given or who
     pitch, step = t.stride()
@@ -658,6 +674,8 @@ def _check_rows(who: str, t: torch.Tensor, given: str | None = None) -> None:
         )
     if rows > 1 and pitch < columns:
         raise ValueError(f"{who} has strides {t.stride()}: its rows overlap; pass {given}.contiguous()")
+    if not aligned:
+        return
     if rows > 1 and pitch * t.element_size() % ALIGN:
         raise ValueError(
             f"{who} has a row pitch of {pitch} elements, must be a multiple of {ALIGN // t.element_size()} ({ALIGN} bytes); "
@@ -704,31 +722,35 @@ def _dispatches(t: Any) -> bool:
     return isinstance(t, torch.Tensor) and type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
+def _has_memory(t: torch.Tensor) -> bool:
+    """Whether strides and addresses may be asked for: not of a FakeTensor, and not while Dynamo traces."""
+    return not torch.compiler.is_compiling() and not _dispatches(t)
+
+
 def _requires_grad(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
 
 
 def _differentiates(*tensors: Any) -> bool:
     """Whether autograd, in either direction, follows one of these."""
-    return _requires_grad(*tensors) or any(map(has_tangent, tensors))
+    return _requires_grad(*tensors) or has_tangent(*tensors)
 
 
 def check_no_tangent(**tensors: Any) -> None:
     """ValueError where forward-mode autograd follows one of these: the fused kernels would lose its tangent."""
-    if forward_ad._current_level >= 0:
-        for who, t in tensors.items():
-            if has_tangent(t):
-                raise ValueError(
-                    f"{who} carries a tangent and this kernel has no forward-mode derivative: use swiglu(..., kernel='torch') "
-                    "or torch.matmul"
-                )
+    if has_tangent(*tensors.values()):
+        who = next(who for who, t in tensors.items() if has_tangent(t))
+        raise ValueError(
+            f"{who} carries a tangent and this kernel has no forward-mode derivative: use swiglu(..., kernel='torch') or "
+            "torch.matmul"
+        )
 
 
-def has_tangent(t: Any) -> bool:
-    """Whether forward-mode autograd (dual tensors, torch.func.jvp) follows t."""
-    if forward_ad._current_level < 0 or not isinstance(t, torch.Tensor):
-        return False
-    return forward_ad.unpack_dual(t).tangent is not None
+def has_tangent(*tensors: Any) -> bool:
+    """Whether forward-mode autograd (dual tensors, torch.func.jvp) follows one of these."""
+    return forward_ad._current_level >= 0 and any(
+        isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors
+    )
 
 
 def _check_torch_gemm(a: Any, b: Any, out: Any, out_dtype: Any, epilogue: Any, config: Any) -> None:
@@ -737,22 +759,18 @@ def _check_torch_gemm(a: Any, b: Any, out: Any, out_dtype: Any, epilogue: Any, c
     _check_weight("b", b)
     if not a.dim():
         raise ValueError("a has shape (), must be (..., K)")
-    _check_depth("b", b, "a", a)
+    _check_same_device("b", b, "a", a)
+    _check_depth("b", b, "a", a.shape[-1])
     _check_config(config, ("gemm",))
-    if out_dtype is not None and out_dtype not in OUT_DTYPES:
-        raise TypeError(f"out_dtype is {out_dtype!r}, must be torch.bfloat16, torch.float16 or torch.float32")
+    _check_out_dtype(out_dtype)
     shape = (*a.shape[:-1], b.shape[0])
     if epilogue is not None:
-        _, operands, kinds = epilogues.split(epilogue)
-        for t, kind in zip(operands, kinds, strict=True):
+        for t, kind, who, wanted in _split(epilogue, math.prod(shape[:-1]), shape)[1]:
             if kind != "Scalar":
-                wanted = {"Row": shape[-1:], "Column": (math.prod(shape[:-1]),), "Load": shape}[kind]
-                _check_operand(f"epilogue {kind.lower()}(...)", t, wanted, a, "a")
-    if out is None:
-        return
-    if out_dtype is not None and out.dtype != out_dtype:
-        raise TypeError(f"out is {dtype_name(out.dtype)}, out_dtype is {dtype_name(out_dtype)}")
-    _check_torch_out(out, shape, {"a": a, "b": b})
+                _check_operand(who, t, wanted, a, "a")
+    if out is not None:
+        _check_out_dtype(out_dtype, out)
+        _check_torch_out(out, shape, {"a": a, "b": b})
 
 
 def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any]) -> None:
@@ -766,7 +784,8 @@ def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any
         _check_weight(who, t)
         if not autocasts(x):
             _check_dtype(who, t, "x", x)
-        _check_depth(who, t, "x", x)
+        _check_same_device(who, t, "x", x)
+        _check_depth(who, t, "x", x.shape[-1])
     if w_gate.shape != w_up.shape:
         raise ValueError(f"w_gate has shape {tuple(w_gate.shape)}, w_up has {tuple(w_up.shape)}: must be equal")
     for who, t in given.items():
@@ -778,40 +797,16 @@ def _check_torch(x: Any, w_gate: Any, w_up: Any, out: Any, biases: dict[str, Any
         _check_torch_out(out, (*x.shape[:-1], w_gate.shape[0]), {"x": x, **weights, **given})
 
 
-def _check_depth(who: str, w: torch.Tensor, name: str, a: torch.Tensor) -> None:
-    """A weight (N, K) beside the rows that it multiplies, for PyTorch's kernels."""
-    _check_same_device(who, w, name, a)
-    if w.shape[1] != a.shape[-1]:
-        raise ValueError(f"{who} has K = {w.shape[1]} columns, {name} has K = {a.shape[-1]}")
-
-
 def _check_torch_out(out: torch.Tensor, shape: tuple[int, ...], inputs: dict[str, torch.Tensor]) -> None:
     """The rules of a fused kernel's `out`, but for a pitch and an address that PyTorch's kernels do not ask for."""
     name = next(iter(inputs))
     _check_followed(out, *inputs.values())
     _check_same_device("out", out, name, inputs[name])
     _check_shape(out, shape)
-    if not torch.compiler.is_compiling() and not _dispatches(out) and out.numel():
-        lines = out if out.dim() == 2 else out.view(-1, shape[-1]) if _flat(out) else None
-        if lines is None or (lines.shape[1] > 1 and lines.stride(1) != 1) or _rows_overlap(lines):
-            raise ValueError(
-                f"out has strides {out.stride()}: its last dimension must be contiguous, its rows apart, its leading dimensions "
-                "one behind the other"
-            )
+    if out.numel() and _has_memory(out):
+        _rows("out", out, aligned=False)
     for who, t in inputs.items():
         _check_apart(out, who, t)
-
-
-def _flat(t: torch.Tensor) -> bool:
-    try:
-        t.view(-1, t.shape[-1])
-    except RuntimeError:
-        return False
-    return True
-
-
-def _rows_overlap(t: torch.Tensor) -> bool:
-    return t.shape[0] > 1 and t.stride(0) < t.shape[1]
 
 
 def autocasts(t: torch.Tensor) -> bool:

@@ -122,7 +122,7 @@ def gated(
         with torch.autocast(kind, enabled=False):
             return gated(x, w_gate, w_up, bias_gate, bias_up, activation)
     tensors = (x, w_gate, w_up, bias_gate, bias_up)
-    if any(map(api.has_tangent, tensors)):  # forward mode
+    if api.has_tangent(*tensors):  # forward mode
         return api.swiglu(x, w_gate, w_up, bias_gate=bias_gate, bias_up=bias_up, activation=activation, kernel="torch")
     return torch.ops.cute_kernels.swiglu(*tensors, activation=activation, fallback=True)
 

@@ -1,5 +1,6 @@
 """Digests, records and the words that they give."""
 
+import contextlib
 import json
 
 import pytest
@@ -7,6 +8,22 @@ import pytest
 import cute_kernels as ck
 from cute_kernels import evidence, records, registry, validate
 from cute_kernels._require import DSL_VERSION
+
+
+@contextlib.contextmanager
+def edited(mark):
+    """As if the code of every module in which `mark` stands had changed."""
+    digests = (evidence.kernel_digest, evidence.validation_digest, evidence.bench_digest, evidence.fuzz_digest)
+    real = evidence.code_only
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "code_only", lambda s: real(s) + ("x" if mark in s else ""))
+        for cached in digests:
+            cached.cache_clear()
+        try:
+            yield
+        finally:
+            for cached in digests:
+                cached.cache_clear()
 
 
 def test_prose_does_not_count_code_does():
@@ -25,20 +42,16 @@ def test_closure_is_what_the_kernel_is_made_of():
     assert "cute_kernels.hopper.activation" not in evidence.closure("cute_kernels.hopper.gemm")
 
 
-def test_digest_follows_a_shared_part(monkeypatch):
+def test_digest_follows_a_shared_part():
     before = {spec.name: evidence.kernel_digest(spec.module) for spec in ck.kernels()}
-    real = evidence.code_only
-    monkeypatch.setattr(evidence, "code_only", lambda s: real(s) + ("x" if "def silu(" in s else ""))
-    evidence.kernel_digest.cache_clear()
-    after = {spec.name: evidence.kernel_digest(spec.module) for spec in ck.kernels()}
-    evidence.kernel_digest.cache_clear()
+    with edited("def silu("):
+        after = {spec.name: evidence.kernel_digest(spec.module) for spec in ck.kernels()}
     assert before["gemm"] == after["gemm"] and before["swiglu_stacked"] != after["swiglu_stacked"]
 
 
-def test_speed_depends_on_the_choice_and_the_benchmark(monkeypatch):
+def test_speed_depends_on_the_choice_and_the_benchmark():
     numerics = evidence.kernel_digest("cute_kernels.hopper.gemm")
     seen = {evidence.bench_digest("cute_kernels.hopper.gemm")}
-    real = evidence.code_only
     marks = (
         "def predicted_seconds(",
         "def time_swiglu(",
@@ -51,11 +64,9 @@ def test_speed_depends_on_the_choice_and_the_benchmark(monkeypatch):
         "def kernels(",
     )
     for mark in marks:
-        monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
-        evidence.kernel_digest.cache_clear(), evidence.bench_digest.cache_clear()
-        seen.add(evidence.bench_digest("cute_kernels.hopper.gemm"))
-        assert evidence.kernel_digest("cute_kernels.hopper.gemm") == numerics
-    evidence.kernel_digest.cache_clear(), evidence.bench_digest.cache_clear()
+        with edited(mark):
+            seen.add(evidence.bench_digest("cute_kernels.hopper.gemm"))
+            assert evidence.kernel_digest("cute_kernels.hopper.gemm") == numerics
     assert len(seen) == 1 + len(marks)
 
 
@@ -102,7 +113,7 @@ def notebook(code, **metadata):
     return {"cells": [cell], "metadata": metadata}
 
 
-def test_notebook_goes_stale_with_its_cells_and_its_parts(tmp_path, monkeypatch):
+def test_notebook_goes_stale_with_its_cells_and_its_parts(tmp_path):
     code = "%matplotlib inline\nfrom cute_kernels.hopper import tiles\nx = 1"
     file = tmp_path / "a.ipynb"
     file.write_text(json.dumps(notebook(code)))
@@ -114,9 +125,8 @@ def test_notebook_goes_stale_with_its_cells_and_its_parts(tmp_path, monkeypatch)
     file.write_text(json.dumps(notebook(code + "0", cute_kernels=mark)))
     assert evidence.of_notebook(file).status == "stale"
     file.write_text(json.dumps(notebook(code, cute_kernels=mark)))
-    real = evidence.code_only
-    monkeypatch.setattr(evidence, "code_only", lambda s: real(s) + ("x" if "def tma_load(" in s else ""))
-    assert evidence.of_notebook(file).status == "stale"
+    with edited("def tma_load("):
+        assert evidence.of_notebook(file).status == "stale"
 
 
 def test_evidence_command_fails_on_stale(monkeypatch, capsys):
@@ -142,22 +152,17 @@ def test_record_is_stamped_and_lies_under_its_gpu(tmp_path, monkeypatch):
     assert list(file.parent.iterdir()) == [file]  # no half-written file left
 
 
-def test_numerics_depend_on_references_and_validation(monkeypatch):
+def test_numerics_depend_on_references_and_validation():
     seen = {evidence.validation_digest("cute_kernels.hopper.gemm")}
-    real = evidence.code_only
     for mark in ("def far_off(", "def run_case(", "def build(", "def kernels("):
-        monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
-        evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
-        seen.add(evidence.validation_digest("cute_kernels.hopper.gemm"))
-    evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
+        with edited(mark):
+            seen.add(evidence.validation_digest("cute_kernels.hopper.gemm"))
     assert len(seen) == 5
 
 
-def test_numerics_depend_on_compilation_and_what_trees_are_made_of(monkeypatch):
+def test_numerics_depend_on_compilation_and_what_trees_are_made_of():
     gemm, stacked = "cute_kernels.hopper.gemm", "cute_kernels.hopper.swiglu_stacked"
-    evidence.validation_digest.cache_clear()
     before = evidence.validation_digest(gemm), evidence.validation_digest(stacked)
-    real = evidence.code_only
     for mark, changes in (
         ("def gelu(x: Float32", (True, True)),  # gemm's trees, and the gated family
         ("def _fake_operand(", (True, True)),
@@ -165,15 +170,12 @@ def test_numerics_depend_on_compilation_and_what_trees_are_made_of(monkeypatch):
         ("def split(expression", (True, False)),
         ("def predicted_seconds(", (False, False)),
     ):
-        monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
-        evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
-        after = evidence.validation_digest(gemm), evidence.validation_digest(stacked)
+        with edited(mark):
+            after = evidence.validation_digest(gemm), evidence.validation_digest(stacked)
         assert tuple(a != b for a, b in zip(before, after, strict=True)) == changes, mark
-    evidence.kernel_digest.cache_clear(), evidence.validation_digest.cache_clear()
 
 
-def test_a_call_counts_as_what_it_runs(monkeypatch):
-    real = evidence.code_only
+def test_a_call_counts_as_what_it_runs():
     calls = {
         "ck.gemm(a, b)": "def choose(",
         "ck.swiglu(x, g, u)": "def sigmoid_times(",
@@ -192,9 +194,8 @@ def test_a_call_counts_as_what_it_runs(monkeypatch):
     }
     for code, mark in calls.items():
         before = evidence.cells_digest([code])
-        monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
-        assert evidence.cells_digest([code]) != before, code
-        monkeypatch.setattr(evidence, "code_only", real)
+        with edited(mark):
+            assert evidence.cells_digest([code]) != before, code
 
 
 def test_ladder_depends_on_its_notebooks(monkeypatch, measured):
@@ -212,7 +213,7 @@ def test_ladder_depends_on_its_notebooks(monkeypatch, measured):
     evidence.ladder_digest.cache_clear()
 
 
-def test_random_calls_depend_on_the_way_to_the_kernels(monkeypatch, measured):
+def test_random_calls_depend_on_the_way_to_the_kernels(measured):
     assert evidence.of_fuzz().status == "missing"
     stamp = {"gpu": "NVIDIA H200", "date": "2026-01-01", "cutlass_dsl": DSL_VERSION}
     one = {"digest": evidence.fuzz_digest(), "cutlass_dsl": DSL_VERSION, "cases": 10}
@@ -223,7 +224,6 @@ def test_random_calls_depend_on_the_way_to_the_kernels(monkeypatch, measured):
     measured("fuzz", {"seeds": {**seeds, "2": {**one, "cutlass_dsl": "4.8.0", "worst_error": 0.0}}, "stamp": stamp})
     assert evidence.of_fuzz().status == "stale"
     measured("fuzz", {"seeds": seeds, "stamp": stamp})
-    real = evidence.code_only
     parts = (
         "def watched(",
         "class Memory:",
@@ -233,13 +233,8 @@ def test_random_calls_depend_on_the_way_to_the_kernels(monkeypatch, measured):
         "def relative_error(",
     )
     for mark in parts:
-        monkeypatch.setattr(evidence, "code_only", lambda s, mark=mark: real(s) + ("x" if mark in s else ""))
-        evidence.fuzz_digest.cache_clear()
-        evidence.kernel_digest.cache_clear()
-        assert evidence.of_fuzz().status == "stale", mark
-    monkeypatch.undo()
-    evidence.fuzz_digest.cache_clear()
-    evidence.kernel_digest.cache_clear()
+        with edited(mark):
+            assert evidence.of_fuzz().status == "stale", mark
 
 
 @pytest.mark.parametrize("spec", ck.kernels(), ids=lambda s: s.name)
