@@ -138,7 +138,7 @@ def swiglu(
     kernel in the configuration that `hopper.choose` predicts to be fastest, or "torch" where that is predicted to be faster.
     early_weights: let the kernel read the weights before the kernel ahead of it in the stream has ended. Right only if that one
     does not write them; never done unasked.
-    Differentiable by x, weights and biases, but for out=: the backward pass computes gate and up again, with PyTorch's kernels.
+    Differentiable by x, weights and biases, but for out=: the backward pass computes gate and up again (gradient.py).
     With CUTE_KERNELS_DISABLE=1 in the environment every kernel is "torch".
     """
     tensors = (x, w_gate, w_up, bias_gate, bias_up)
@@ -714,17 +714,17 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _for_an_operator(*tensors: Any) -> bool:
     """Whether PyTorch has to see an operator: for a tracer, mode, transform, subclass, or because a gradient is asked for."""
-    return plans.watched() or any(map(_dispatches, tensors)) or _requires_grad(*tensors)
+    return plans.watched() or any(map(dispatches, tensors)) or _requires_grad(*tensors)
 
 
-def _dispatches(t: Any) -> bool:
+def dispatches(t: Any) -> bool:
     """Whether t is a subclass that wants to see every operator, such as a FakeTensor: it need not have memory."""
     return isinstance(t, torch.Tensor) and type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _has_memory(t: torch.Tensor) -> bool:
     """Whether strides and addresses may be asked for: not of a FakeTensor, and not while Dynamo traces."""
-    return not torch.compiler.is_compiling() and not _dispatches(t)
+    return not torch.compiler.is_compiling() and not dispatches(t)
 
 
 def _requires_grad(*tensors: Any) -> bool:

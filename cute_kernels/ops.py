@@ -1,4 +1,5 @@
-"""The kernels as PyTorch operators: torch.ops.cute_kernels.gemm, .swiglu and .swiglu_interleaved.
+"""The kernels as PyTorch operators: torch.ops.cute_kernels.gemm, .swiglu and .swiglu_interleaved; .product and
+.of_preactivations are the parts of their backward passes (gradient.py).
 
 `ck.gemm` and `ck.swiglu` call them where PyTorch has to see an operator: under torch.compile and torch.export, and when a
 gradient is asked for. Shapes, dtypes, layouts and errors are those of the functions in api.py; `config` is a configuration's
@@ -29,6 +30,12 @@ LIBRARY.define(
 LIBRARY.define(
     "swiglu_interleaved(Tensor x, Tensor w, Tensor? bias=None, *, str activation='swiglu', str config='', "
     "bool early_weights=False) -> Tensor",
+    tags=TAGS,
+)
+LIBRARY.define("product(Tensor a, Tensor b, Tensor? c=None) -> Tensor", tags=TAGS)
+LIBRARY.define(
+    "of_preactivations(Tensor dy, Tensor x, Tensor w_gate, Tensor w_up, Tensor? bias_gate, Tensor? bias_up, str activation)"
+    " -> (Tensor, Tensor)",
     tags=TAGS,
 )
 
@@ -112,7 +119,13 @@ def _swiglu_interleaved(
     )
 
 
-for _name, _function in {"gemm": _gemm, "swiglu": _swiglu, "swiglu_interleaved": _swiglu_interleaved}.items():
+for _name, _function in {
+    "gemm": _gemm,
+    "swiglu": _swiglu,
+    "swiglu_interleaved": _swiglu_interleaved,
+    "product": gradient.product,
+    "of_preactivations": gradient.of_preactivations,
+}.items():
     LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
 
 
@@ -136,6 +149,16 @@ def _(a, b, *, out_dtype=None, config=""):
     return _product(a, b, b.shape[0], out_dtype)
 
 
+@torch.library.register_fake("cute_kernels::product", lib=LIBRARY)
+def _(a, b, c=None):
+    return _product(a, b, b.shape[0], others=(c,))
+
+
+@torch.library.register_fake("cute_kernels::of_preactivations", lib=LIBRARY)
+def _(dy, x, w_gate, w_up, bias_gate, bias_up, activation):
+    return dy.new_empty(dy.shape), dy.new_empty(dy.shape)
+
+
 @torch.library.register_fake("cute_kernels::swiglu", lib=LIBRARY)
 def _(x, w_gate, w_up, bias_gate=None, bias_up=None, **how):
     torch._check_value(
@@ -153,9 +176,9 @@ def _(x, w, bias=None, **how):
 # ---- their gradients -------------------------------------------------------------------------------------------------
 
 
-def _keep_operands(ctx, inputs, keyword_only_inputs, output):
+def _keep_operands(ctx, inputs, output, keyword_only_inputs=None):
     ctx.save_for_backward(*inputs)
-    ctx.activation = keyword_only_inputs.get("activation", "swiglu")
+    ctx.activation = (keyword_only_inputs or {}).get("activation", "swiglu")
 
 
 def _padded(values: tuple, length: int) -> tuple:
@@ -164,10 +187,18 @@ def _padded(values: tuple, length: int) -> tuple:
 
 
 def _gemm_backward(ctx, dy):
-    a, b = ctx.saved_tensors
+    a, b = ctx.saved_tensors[:2]
     rows, dy = gradient.rows_of(a), gradient.rows_of(dy).to(a.dtype)
-    da = (dy @ b).view(a.shape) if ctx.needs_input_grad[0] else None
-    return da, dy.T @ rows if ctx.needs_input_grad[1] else None
+    da = gradient.multiply(dy, b.T).view(a.shape) if ctx.needs_input_grad[0] else None
+    return da, gradient.multiply(dy.T, rows.T) if ctx.needs_input_grad[1] else None
+
+
+def _product_backward(ctx, dy):
+    return (*_gemm_backward(ctx, dy), dy)[: len(ctx.needs_input_grad)]
+
+
+def _no_backward(ctx, *dy):
+    raise NotImplementedError("of_preactivations has no derivative; with create_graph=True it is not called")
 
 
 def _swiglu_backward(ctx, dy):
@@ -188,7 +219,10 @@ def _interleaved_backward(ctx, dy):
 
 for _name, _backward in {
     "gemm": _gemm_backward,
+    "product": _product_backward,
+    "of_preactivations": _no_backward,
     "swiglu": _swiglu_backward,
     "swiglu_interleaved": _interleaved_backward,
 }.items():
-    torch.library.register_autograd(f"cute_kernels::{_name}", _backward, setup_context=_keep_operands, lib=LIBRARY)
+    _keep = None if _backward is _no_backward else _keep_operands
+    torch.library.register_autograd(f"cute_kernels::{_name}", _backward, setup_context=_keep, lib=LIBRARY)

@@ -37,6 +37,11 @@ def gemm(
 def evaluate(expression: Any, acc: torch.Tensor) -> torch.Tensor:
     """An epilogue's expression over acc (..., N), which stands for the accumulator, in acc's dtype."""
     tree, operands, _ = epilogues.split(expression)
+    return value(tree, operands, acc)
+
+
+def value(tree: visitor.Node, operands: tuple, acc: torch.Tensor) -> torch.Tensor:
+    """As `evaluate`, of an expression that is split into a tree and its operands."""
 
     def at(node: visitor.Node) -> Any:
         if isinstance(node, visitor.Accumulator):

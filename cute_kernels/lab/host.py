@@ -249,6 +249,74 @@ def training_times(step: str, shapes: Sequence[tuple[str, int]]):
     return pd.DataFrame({f"{r['model']} M={r['M']}, us": r["us"] for r in record["rows"]})
 
 
+def backward_times(step: str, shapes: Sequence[tuple[str, int]]):
+    """GPU time of each kind of GEMM in a backward pass of swiglu by PyTorch and by `ck.gemm`, as a pandas table.
+
+    shapes: (Qwen-2.5 model, M). Kept as record "backward_<step>" while notebooks are recorded; without a Hopper GPU the recorded
+    table, labelled, or None.
+    """
+    import pandas as pd
+
+    record: dict[str, Any] | None
+    if HAS_GPU:
+        rows = []
+        for model, m in shapes:
+            size = QWEN25[model]
+            calls = _products_of_backward(m, *size)
+            try:
+                rows.append({"model": model, "M": m, **bench.figures(bench.turns(calls, rounds=5))})
+            except bench.CaptureError as why:
+                print(f"backward pass: {why}")
+                return None
+        record = {"rows": rows}
+        bench.keep(f"backward_{step}", record)
+    else:
+        record = bench.recorded(f"backward_{step}", "products of a backward pass")
+    if record is None:
+        return None
+    lines = {}
+    for row in record["rows"]:
+        (k, n), m, us = QWEN25[row["model"]], row["M"], row["us"]
+        for part, elements in {GATE: m * n, D_GATE: m * n, DX: m * k, D_WEIGHT: n * k}.items():
+            theirs, ours = us[f"{part}, PyTorch"], us[f"{part}, ck.gemm"]
+            lines[row["model"], m, part] = {
+                "elements, millions": round(elements / 1e6, 1),
+                "PyTorch, us": theirs,
+                "ck.gemm, us": ours,
+                "ratio": round(theirs / ours, 2),
+            }
+    return pd.DataFrame(lines).T
+
+
+#: the products of a backward pass
+GATE, D_GATE, DX, D_WEIGHT = "gate again", "up again, d gate", "dx, second half", "d weight"
+
+
+def _products_of_backward(m: int, k: int, n: int) -> dict[str, list[Callable[[], Any]]]:
+    import cute_kernels as ck
+    from cute_kernels import epilogue as ep
+    from cute_kernels import gradient
+
+    x, both, dy = bench.swiglu_operands(m, n, k)
+    dy.normal_()
+    w_gate, w_up = both[:n], both[n:]
+    gate = x @ w_gate.T
+    d_gate, d_up = gradient.of_gated("swiglu", gate, x @ w_up.T, dy)
+    half = d_gate @ w_gate
+    in_epilogue = ep.apply(gradient.d_silu_times, ep.load(dy), ep.load(gate), ep.acc)
+    calls: dict[str, Callable[[], Any]] = {
+        f"{GATE}, PyTorch": lambda: x @ w_gate.T,
+        f"{GATE}, ck.gemm": lambda: ck.gemm(x, w_gate),
+        f"{D_GATE}, PyTorch": lambda: torch.ops.aten.silu_backward(dy * (x @ w_up.T), gate),
+        f"{D_GATE}, ck.gemm": lambda: ck.gemm(x, w_up, epilogue=in_epilogue),
+        f"{DX}, PyTorch": lambda: torch.addmm(half, d_up, w_up),
+        f"{DX}, ck.gemm": lambda: ck.gemm(d_up, w_up.T, epilogue=ep.acc + ep.load(half)),
+        f"{D_WEIGHT}, PyTorch": lambda: d_up.T @ x,
+        f"{D_WEIGHT}, ck.gemm": lambda: ck.gemm(d_up.T, x.T),
+    }
+    return {who: [call] for who, call in calls.items()}
+
+
 # ---- the profiler -----------------------------------------------------------------------------------------------------
 
 

@@ -7,10 +7,11 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.backends.common import aot_autograd
 
 import cute_kernels as ck
+from cute_kernels import api, gradient, reference
 from cute_kernels import epilogue as ep
-from cute_kernels import gradient, reference
 
 BF16 = torch.bfloat16
 OPS = torch.ops.cute_kernels
@@ -93,6 +94,101 @@ def test_gradients_of_the_gated_family(activation):
     if activation != "swiglu_oai":  # finite differences of second order do not like its corners
         given = [(t / 3).detach().requires_grad_() for t in given]
         assert torch.autograd.gradgradcheck(lambda *t: OPS.swiglu(*t, activation=activation, use="torch"), given)
+
+
+def opened(monkeypatch, elements=0):
+    """From how many elements on our GEMM multiplies in backward passes."""
+    for worth in ("WORTH", "WORTH_IN_EPILOGUE"):
+        monkeypatch.setattr(gradient, worth, elements)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", reference.GATED)
+def test_our_gemms_in_a_backward_pass(gpu, monkeypatch, activation, bias):
+    """Gate, up, two for dx, one for each weight; the same gradients as PyTorch's products give."""
+    given = [*mlp((2, 3), dtype=torch.float16, grad=True), *(torch.randn(24, requires_grad=True) for _ in range(2))][
+        : 5 if bias else 3
+    ]
+    dy = torch.randn(2, 3, 24).half()
+
+    def gradients():
+        gpu.clear()
+        return torch.autograd.grad(OPS.swiglu(*given, activation=activation, use="stacked"), given, dy)
+
+    theirs = gradients()
+    assert gpu == ["swiglu_stacked"]
+    opened(monkeypatch)
+    ours = gradients()
+    assert gpu == ["swiglu_stacked"] + 6 * ["gemm"]
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype and rel(a, b) < 0.002
+    monkeypatch.setattr(api, "DISABLED", True)
+    gradients()
+    assert not gpu
+
+
+def test_which_products_are_worth_it(gpu, monkeypatch):
+    """By the elements of each result: here gate and up 144, dx 96, a weight's 384; d gate in an epilogue from 144 on."""
+    given = mlp(dtype=torch.float16, grad=True)
+    for worth, worth_in_epilogue, launches in (
+        (385, 145, 0),
+        (384, 145, 2),
+        (385, 144, 1),
+        (144, 144, 4),
+        (96, 145, 6),
+    ):
+        monkeypatch.setattr(gradient, "WORTH", worth)
+        monkeypatch.setattr(gradient, "WORTH_IN_EPILOGUE", worth_in_epilogue)
+        gpu.clear()
+        OPS.swiglu(*given, use="stacked").sum().backward()
+        assert gpu == ["swiglu_stacked"] + launches * ["gemm"]
+        gpu.clear()
+        OPS.gemm(*given[:2]).backward(torch.randn(6, 24).half())
+        assert gpu == ["gemm"] + ((worth <= 96) + (worth <= 384)) * ["gemm"]
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_backward_where_our_gemm_does_not_fit(gpu, monkeypatch, dtype):
+    """N = 20 is no multiple of 8, float32 is no dtype of it."""
+    given, opened_ = mlp(n=20, dtype=dtype, grad=True), opened(monkeypatch)
+    got = torch.autograd.grad(OPS.swiglu(*given, fallback=True).sum(), given)
+    want = torch.autograd.grad(reference.eager(*given).sum(), given)
+    assert not gpu and opened_ is None
+    for a, b in zip(got, want, strict=True):
+        assert rel(a, b) < 0.01
+
+
+@pytest.mark.parametrize("worth", [0, gradient.WORTH])
+def test_a_compiled_backward_pass_computes_the_same_bits(gpu, monkeypatch, worth):
+    opened(monkeypatch, worth)
+    given, dy = [*mlp(40, grad=True), torch.randn(24, requires_grad=True)], torch.randn(40, 24).to(BF16)
+    graphs = []
+
+    def layer(x, g, u, b):
+        return ck.swiglu(x, g, u, bias_up=b, kernel="stacked")
+
+    def keep(graph, inputs):
+        graphs.append(graph.code)
+        return graph.forward
+
+    compiled = torch.compile(layer, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), fullgraph=True)
+    for a, b in zip(*(torch.autograd.grad(call(*given), given, dy) for call in (layer, compiled)), strict=True):
+        assert torch.equal(a, b)
+    assert graphs[1].count("cute_kernels.of_preactivations") == 1 and graphs[1].count("cute_kernels.product") == 4
+
+
+def test_parts_of_a_backward_pass_by_name(gpu, monkeypatch):
+    opened(monkeypatch)
+    for grad in (False, True):
+        a, b = mlp(grad=grad)[:2]
+        for c in (None, torch.randn(6, 24).to(BF16).requires_grad_(grad)):
+            assert set(torch.library.opcheck(OPS.product.default, (a, b, c)).values()) == {"SUCCESS"}
+    x, g, u = mlp()
+    for activation in ("swiglu", "geglu"):
+        given = (torch.randn(6, 24).to(BF16), x, g, u, None, torch.randn(24).to(BF16), activation)
+        assert set(torch.library.opcheck(OPS.of_preactivations.default, given).values()) == {"SUCCESS"}
+    with pytest.raises(NotImplementedError, match="has no derivative"):
+        OPS.of_preactivations(given[0].requires_grad_(), *given[1:])[0].sum().backward()
 
 
 @pytest.mark.parametrize(("n", "k"), [(0, 16), (8, 0)])

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cute_kernels as ck
+from cute_kernels import gradient
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a Hopper GPU")
 BF16 = torch.bfloat16
@@ -37,10 +38,18 @@ def test_opcheck(grad):
         assert set(torch.library.opcheck(op, args, how).values()) == {"SUCCESS"}, op
 
 
+def multiplied_from(monkeypatch, elements):
+    """From how many elements on our GEMM multiplies in backward passes."""
+    for worth in ("WORTH", "WORTH_IN_EPILOGUE"):
+        monkeypatch.setattr(gradient, worth, elements)
+
+
+@pytest.mark.parametrize("worth", [0, gradient.WORTH])
 @pytest.mark.parametrize("activation", ck.reference.GATED)
 @pytest.mark.parametrize("kernel", ["auto", "stacked", "pingpong", "interleaved"])
-def test_gradients(kernel, activation):
+def test_gradients(kernel, activation, worth, monkeypatch):
     """Against float64; no further off than twice what PyTorch's own backward pass is in the same dtype."""
+    multiplied_from(monkeypatch, worth)
     ours = [*mlp(grad=True), *(torch.randn(264, device="cuda").to(BF16).requires_grad_() for _ in range(2))]
     theirs, exact = ([t.detach().to(kind).requires_grad_() for t in ours] for kind in (BF16, torch.float64))
     y = ck.swiglu(*ours[:3], bias_gate=ours[3], bias_up=ours[4], activation=activation, kernel=kernel)
@@ -51,6 +60,44 @@ def test_gradients(kernel, activation):
         ck.reference.GATED[activation](gate, up).backward(dy.to(given[0].dtype))
     for a, b, c in zip(ours, theirs, exact, strict=True):
         assert rel(a.grad, c.grad) <= max(2 * rel(b.grad, c.grad), 0.002)
+
+
+def test_gradients_of_a_layer_compiled_and_captured():
+    """Qwen-2.5 0.5B at M = 4096, where both of our ways and PyTorch's are taken: the same bits in eager mode, under
+    torch.compile and from a CUDA graph."""
+    given = mlp(4096, 4864, 896, grad=True)
+    dy = torch.randn(4096, 4864, device="cuda").to(BF16)
+
+    def gradients(call=ck.swiglu, given=given):
+        return torch.autograd.grad(call(*given), given, dy.to(given[0].dtype))
+
+    eager = gradients()
+    for a, b in zip(
+        eager, gradients(ck.reference.eager, [t.detach().float().requires_grad_() for t in given]), strict=True
+    ):
+        assert rel(a, b) < 0.006
+    compiled = torch.compile(lambda *t: ck.swiglu(*t), fullgraph=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients()
+    graph.replay()
+    for a, *others in zip(eager, gradients(compiled), captured, strict=True):
+        assert all(torch.equal(a, b) for b in others)
+
+
+def test_d_gate_at_both_ends(monkeypatch):
+    """Gates far out, where e^-gate overflows; a NaN stays in its row."""
+    multiplied_from(monkeypatch, 0)
+    ends = [0.0, 1.0, -1.0, 4.0, -4.0, 20.0, -20.0, 80.0, -80.0, 88.5, -88.5, 120.0, -120.0, 3e38, -3e38, -16.0]
+    x, up = torch.eye(16, device="cuda", dtype=BF16), torch.randn(8, 16, device="cuda").to(BF16)
+    w = torch.tensor(ends, device="cuda").to(BF16).expand(8, 16).contiguous()
+    dy = torch.randn(16, 8, device="cuda").to(BF16)
+    got, _ = torch.ops.cute_kernels.of_preactivations(dy, x, w, up, None, None, "swiglu")
+    want = torch.ops.aten.silu_backward(dy.double() * up.double().T, w.double().T)
+    assert torch.allclose(got.double(), want, rtol=0.005, atol=1e-36)
+    dy[3, 2] = float("nan")
+    got, _ = torch.ops.cute_kernels.of_preactivations(dy, x, w, up, None, None, "swiglu")
+    assert got.isnan().nonzero().tolist() == [[3, 2]]
 
 
 def test_compiled_with_a_varying_m():
