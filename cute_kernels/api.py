@@ -33,6 +33,8 @@ GATED_KERNELS = {
     "interleaved": ("swiglu_interleaved",),
     "torch": (),
 }
+#: kinds of devices that may be asked whether autocast is on; asked once, because Dynamo before PyTorch 2.12 cannot ask
+AUTOCAST = tuple(filter(torch.amp.is_autocast_available, ("cuda", "cpu", "xpu", "mps", "hpu", "mtia", "xla")))
 DISABLED = os.environ.get("CUTE_KERNELS_DISABLE", "") not in ("", "0")  # PyTorch's kernels everywhere
 
 
@@ -812,4 +814,4 @@ def _check_torch_out(out: torch.Tensor, shape: tuple[int, ...], inputs: dict[str
 def autocasts(t: torch.Tensor) -> bool:
     """Whether autocast is on for a tensor's device."""
     kind = t.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return kind in AUTOCAST and torch.is_autocast_enabled(kind)

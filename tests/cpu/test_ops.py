@@ -254,6 +254,21 @@ def test_inductor_and_inference_mode(gpu):
     assert gpu == ["swiglu_stacked"] * 2
 
 
+def test_nobody_asks_which_devices_have_autocast_while_tracing(gpu, monkeypatch):
+    """Dynamo before PyTorch 2.12 cannot answer: the graph of a module would break."""
+
+    def asked(kind):
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(torch.amp, "is_autocast_available", asked)
+    x, g, u = mlp(40)
+    layer = ck.SwiGLUMLP(16, 24, dtype=BF16)
+    for call in (layer, lambda x: ck.swiglu(x, g, u, kernel="torch")):
+        with torch.no_grad():
+            assert torch.equal(torch.compile(call, backend="eager", fullgraph=True)(x), call(x))
+    assert ck.SwiGLU(16, 24, device="meta")(x.to("meta")).is_meta
+
+
 def test_out_and_configuration_under_compile(gpu):
     x, g, u = mlp(40)
     config = ck.kernels()[1].configs[3]
