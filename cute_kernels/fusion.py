@@ -205,6 +205,10 @@ def _value(node: Any) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
+#: what .T and .mT of a matrix become in a graph from PyTorch 2.14 on; before that they are attributes
+SWAPPED = {name: getattr(torch.ops.aten, name) for name in ("numpy_T", "mT")}
+
+
 def _transposed(node: Any) -> Any:
     """w, where node is w.T of a matrix, else None."""
     if not isinstance(node, torch.fx.Node) or not node.args or _value(node.args[0]) is None:
@@ -219,7 +223,7 @@ def _transposed(node: Any) -> Any:
     swapped = [axis % 2 for axis in axes if isinstance(axis, int)]
     if name in ("transpose", "swapaxes"):  # in either order
         swapped.sort(reverse=True)
-    return source if name == "t" or (name in ("transpose", "swapaxes", "permute") and swapped == [1, 0]) else None
+    return source if name in ("t", *SWAPPED) or (name in ("transpose", "swapaxes", "permute") and swapped == [1, 0]) else None
 
 
 def _product(node: Any) -> tuple[Any, Any, Any] | None:
@@ -240,6 +244,7 @@ PURE = {
     *LINEAR,
     *PRODUCTS,
     *ACTIVATIONS,
+    *SWAPPED.values(),
     getattr,
     *(getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "neg", "getitem")),
     *(getattr(torch, name) for name in ("add", "sub", "mul", "div", "neg", "tanh", "cat", "transpose", "permute")),

@@ -297,12 +297,14 @@ def test_fuse_and_compile_a_qwen2(gpu):
     assert rel(got, want) < 0.01 and "swiglu_stacked" in gpu
 
 
+ATEN = torch.ops.aten
 WRITTEN = {
     "linear": lambda x, a, b: F.silu(F.linear(x, a)) * F.linear(x, b),
     "matmul and .T": lambda x, a, b: F.silu(x @ a.T) * (x @ b.T),
     "up first": lambda x, a, b: (x @ b.t()) * F.silu(torch.matmul(x, a.transpose(0, 1))),
     "mm and a module": lambda x, a, b: nn.SiLU()(torch.mm(x, a.mT)) * torch.mm(x, b.permute(1, 0)),
     "negative axes": lambda x, a, b: F.silu(x @ a.transpose(-2, -1)) * (x @ b.permute((-1, 0))),
+    "as PyTorch 2.14 traces .T and .mT": lambda x, a, b: F.silu(x @ ATEN.numpy_T(a)) * (x @ ATEN.mT(b)),
     "torch.mul": lambda x, a, b: torch.mul(F.silu(F.linear(x, a)), F.linear(x, b)),
 }
 
