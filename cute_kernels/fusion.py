@@ -223,7 +223,11 @@ def _transposed(node: Any) -> Any:
     swapped = [axis % 2 for axis in axes if isinstance(axis, int)]
     if name in ("transpose", "swapaxes"):  # in either order
         swapped.sort(reverse=True)
-    return source if name in ("t", *SWAPPED) or (name in ("transpose", "swapaxes", "permute") and swapped == [1, 0]) else None
+    return (
+        source
+        if name in ("t", *SWAPPED) or (name in ("transpose", "swapaxes", "permute") and swapped == [1, 0])
+        else None
+    )
 
 
 def _product(node: Any) -> tuple[Any, Any, Any] | None:

@@ -219,73 +219,69 @@ def training_times(step: str, shapes: Sequence[tuple[str, int]]):
     """
     import pandas as pd
 
-    import cute_kernels as ck
-
-    record: dict[str, Any] | None
-    if HAS_GPU:
-        rows = []
-        for model, m in shapes:
-            k, n = QWEN25[model]
-            x, both, dy = bench.swiglu_operands(m, n, k)
-            leaves = [t.detach().clone().requires_grad_() for t in (x, both[:n], both[n:])]
-            dy.normal_()
-            calls: dict[str, list[Callable[[], Any]]] = {}
-            for who, call in (("eager", reference.eager), ("ck.swiglu", ck.swiglu)):
-                calls[f"{who}, forward"] = [lambda call=call, g=leaves: call(*g)]
-                calls[f"{who}, forward and backward"] = [
-                    lambda call=call, g=leaves, dy=dy: torch.autograd.grad(call(*g), g, dy)
-                ]
-            try:
-                rows.append({"model": model, "M": m, **bench.figures(bench.turns(calls, rounds=5))})
-            except bench.CaptureError as why:
-                print(f"training step: {why}")
-                return None
-        record = {"rows": rows}
-        bench.keep(f"training_{step}", record)
-    else:
-        record = bench.recorded(f"training_{step}", "training step")
-    if record is None:
-        return None
-    return pd.DataFrame({f"{r['model']} M={r['M']}, us": r["us"] for r in record["rows"]})
+    rows = _timed(f"training_{step}", "training step", shapes, _training_steps)
+    return None if rows is None else pd.DataFrame({f"{r['model']} M={r['M']}, us": r["us"] for r in rows})
 
 
 def backward_times(step: str, shapes: Sequence[tuple[str, int]]):
     """GPU time of each kind of GEMM in a backward pass of swiglu by PyTorch and by `ck.gemm`, as a pandas table.
 
-    shapes: (Qwen-2.5 model, M). Kept as record "backward_<step>" while notebooks are recorded; without a Hopper GPU the recorded
-    table, labelled, or None.
+    shapes, record "backward_<step>": as for `training_times`.
     """
     import pandas as pd
 
-    record: dict[str, Any] | None
-    if HAS_GPU:
-        rows = []
-        for model, m in shapes:
-            size = QWEN25[model]
-            calls = _products_of_backward(m, *size)
-            try:
-                rows.append({"model": model, "M": m, **bench.figures(bench.turns(calls, rounds=5))})
-            except bench.CaptureError as why:
-                print(f"backward pass: {why}")
-                return None
-        record = {"rows": rows}
-        bench.keep(f"backward_{step}", record)
-    else:
-        record = bench.recorded(f"backward_{step}", "products of a backward pass")
-    if record is None:
-        return None
+    rows = _timed(f"backward_{step}", "products of a backward pass", shapes, _products_of_backward)
     lines = {}
-    for row in record["rows"]:
+    for row in rows or ():
         (k, n), m, us = QWEN25[row["model"]], row["M"], row["us"]
         for part, elements in {GATE: m * n, D_GATE: m * n, DX: m * k, D_WEIGHT: n * k}.items():
             theirs, ours = us[f"{part}, PyTorch"], us[f"{part}, ck.gemm"]
-            lines[row["model"], m, part] = {
+            lines[f"{row['model']} M={m}", part] = {
                 "elements, millions": round(elements / 1e6, 1),
                 "PyTorch, us": theirs,
                 "ck.gemm, us": ours,
                 "ratio": round(theirs / ours, 2),
             }
-    return pd.DataFrame(lines).T
+    return pd.DataFrame(lines).T if lines else None
+
+
+def _timed(
+    name: str,
+    what: str,
+    shapes: Sequence[tuple[str, int]],
+    calls_of: Callable[[int, int, int], dict[str, list[Callable[[], Any]]]],
+) -> list[dict[str, Any]] | None:
+    """Rows {"model", "M", "us", ...} of calls_of(M, K, N) in turns, kept as a record of that name; without a GPU the recorded
+    ones."""
+    record: dict[str, Any] | None
+    if HAS_GPU:
+        rows = []
+        for model, m in shapes:
+            try:
+                rows.append(
+                    {"model": model, "M": m, **bench.figures(bench.turns(calls_of(m, *QWEN25[model]), rounds=5))}
+                )
+            except bench.CaptureError as why:
+                print(f"{what}: {why}")
+                return None
+        record = {"rows": rows}
+        bench.keep(name, record)
+    else:
+        record = bench.recorded(name, what)
+    return None if record is None else record["rows"]
+
+
+def _training_steps(m: int, k: int, n: int) -> dict[str, list[Callable[[], Any]]]:
+    import cute_kernels as ck
+
+    x, both, dy = bench.swiglu_operands(m, n, k)
+    leaves = [t.detach().clone().requires_grad_() for t in (x, both[:n], both[n:])]
+    dy.normal_()
+    calls: dict[str, list[Callable[[], Any]]] = {}
+    for who, call in (("eager", reference.eager), ("ck.swiglu", ck.swiglu)):
+        calls[f"{who}, forward"] = [lambda call=call: call(*leaves)]
+        calls[f"{who}, forward and backward"] = [lambda call=call: torch.autograd.grad(call(*leaves), leaves, dy)]
+    return calls
 
 
 #: the products of a backward pass
