@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from typing import Any
@@ -197,7 +198,8 @@ def run_swiglu(
     if kernel == "auto" and isinstance(config, TwoLoopConfig):  # a configuration says for which it is
         name = "swiglu_pingpong"
     if kernel == "auto" and config is None and not launching.fuses(rows, w_gate.shape[0]):
-        return unfused.swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
+        with without_autocast(x):
+            return unfused.swiglu(x, w_gate, w_up, out, activation, bias_gate, bias_up)
     if result.numel():
         tree = None
         if given or activation != "swiglu":
@@ -533,6 +535,14 @@ def _check_apart(out: torch.Tensor, who: str, t: torch.Tensor) -> None:
         raise ValueError(f"out overlaps {who} in memory: the kernel would read what it has written")
 
 
+def on_hopper(device: torch.device) -> bool:
+    """Whether the kernels run on this device."""
+    try:
+        return device.type == DEVICE and devices.target(device) == "sm_90a"
+    except devices.UnsupportedDevice:
+        return False
+
+
 def _check_device(device: Any) -> None:
     """Raises UnsupportedDevice for what is no Hopper GPU."""
     target = devices.target(device)
@@ -720,8 +730,12 @@ def _for_an_operator(*tensors: Any) -> bool:
 
 
 def dispatches(t: Any) -> bool:
-    """Whether t is a subclass that wants to see every operator, such as a FakeTensor: it need not have memory."""
-    return isinstance(t, torch.Tensor) and type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    """Whether t is a subclass that wants to see every operator, such as a FakeTensor, or one of the vmap that autograd's
+    is_grads_batched and vectorize use: it need not have memory."""
+    return isinstance(t, torch.Tensor) and (
+        type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        or torch._C._functorch.is_legacy_batchedtensor(t)
+    )
 
 
 def _has_memory(t: torch.Tensor) -> bool:
@@ -815,3 +829,8 @@ def autocasts(t: torch.Tensor) -> bool:
     """Whether autocast is on for a tensor's device."""
     kind = t.device.type
     return kind in AUTOCAST and torch.is_autocast_enabled(kind)
+
+
+def without_autocast(t: torch.Tensor) -> contextlib.AbstractContextManager:
+    """What an operator runs in: its result has the dtype that its fake kernel says, whatever autocast is on around it."""
+    return torch.autocast(t.device.type, enabled=False) if autocasts(t) else contextlib.nullcontext()

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from . import api, device
+from . import api
 from .modules import PARTS, SwiGLUMLP, hooked
 
 
@@ -301,9 +301,6 @@ def _is_gated(match: Any) -> bool:
     if len(dtypes) > 1 or not dtypes <= set(api.DTYPES) or not {b.dtype for b in biases} <= set(api.OUT_DTYPES):
         return False
     n, k = values[1].shape
-    if values[1].shape != values[2].shape or n % api.STEP or k % api.STEP or values[0].device.type != api.DEVICE:
+    if values[1].shape != values[2].shape or n % api.STEP or k % api.STEP:
         return False
-    try:
-        return device.target(values[0].device) == "sm_90a" and _nothing_between(match, gate, up)
-    except device.UnsupportedDevice:
-        return False
+    return api.on_hopper(values[0].device) and _nothing_between(match, gate, up)

@@ -12,6 +12,7 @@ import math
 import torch
 import torch.nn.functional as F
 from cutlass import Float32
+from torch.autograd import forward_ad
 
 from . import api, plans
 from . import epilogue as ep
@@ -48,8 +49,9 @@ def of_gated(
     if activation == "swiglu_oai":
         low, bounded = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
         open_ = torch.sigmoid(ALPHA * low)
-        d_low = dy * (bounded + 1) * (open_ + ALPHA * low * open_ * (1 - open_))
-        return d_low * (gate <= LIMIT), dy * low * open_ * (up.abs() <= LIMIT)
+        value = low * open_  # first, since dy * low or ALPHA * low may be too large for float16
+        d_low = dy * (bounded + 1) * (open_ + ALPHA * value * (1 - open_))
+        return d_low * (gate <= LIMIT), dy * value * (up.abs() <= LIMIT)
     raise ValueError(f"activation is {activation!r}, allowed: {', '.join(map(repr, GATED))}")
 
 
@@ -59,33 +61,52 @@ def d_silu_times(dy: Float32, gate: Float32, up: Float32) -> Float32:
     return dy * up * sigmoid * (Float32(1.0) + gate * (Float32(1.0) - sigmoid))
 
 
+@torch.no_grad()
 def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b.T, or c + a @ b.T, by `ck.gemm` where it is faster and takes the operands, else by PyTorch. a: (M, K), b: (N, K),
-    c: (M, N) or (N,), all of one dtype and device. Autograd does not follow it."""
-    if a.shape[0] * b.shape[0] >= WORTH and not api.DISABLED:
-        try:
-            return api.gemm(a, b, epilogue=None if c is None else ep.acc + (ep.row(c) if c.dim() == 1 else ep.load(c)))
-        except (TypeError, ValueError, UnsupportedDevice):  # before any launch
-            pass
-    return a @ b.T if c is None else torch.addmm(c, a, b.T)
+    c: (M, N) or (N,), all of one dtype and device. Autograd does not follow it, autocast does not change it."""
+    if a.shape[0] * b.shape[0] >= WORTH:
+        tree = None if c is None else ep.acc + (ep.row(c) if c.dim() == 1 else ep.load(c))
+        made = _by_ours(a, b, tree)
+        if made is not None:
+            return made
+    with api.without_autocast(a):
+        return a @ b.T if c is None else torch.addmm(c, a, b.T)
+
+
+def _by_ours(a: torch.Tensor, b: torch.Tensor, epilogue: ep.Expression | None) -> torch.Tensor | None:
+    """`ck.gemm`; None where it does not take these operands, or would be compiled while a CUDA graph is captured."""
+    if api.DISABLED:
+        return None
+    try:
+        return api.gemm(a, b, epilogue=epilogue)
+    except (TypeError, ValueError, UnsupportedDevice):  # before any launch
+        return None
+    except RuntimeError as why:
+        if "a CUDA graph is being captured" not in str(why):
+            raise
+        return None
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
     """`product` as whoever looks on has to see it: a tracer an operator, autograd PyTorch's own ones."""
-    if torch.is_grad_enabled() or not _ours(a):
+    if not _ours(a):
         return a @ b.T if c is None else torch.addmm(c, a, b.T)
     return torch.ops.cute_kernels.product(a, b, c) if _watched(a, b) else product(a, b, c)
 
 
 def _ours(t: torch.Tensor) -> bool:
-    """Whether the fused kernels are for tensors of this kind; what a tracer knows, too."""
-    return t.device.type == api.DEVICE and t.dtype in api.DTYPES
+    """Whether the fused kernels are for tensors of this kind, and nobody differentiates once more; what a tracer knows, too."""
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0 or t.dtype not in api.DTYPES:
+        return False
+    return api.on_hopper(t.device)
 
 
 def _watched(*tensors: torch.Tensor) -> bool:
     return plans.watched() or any(map(api.dispatches, tensors))
 
 
+@torch.no_grad()
 def of_preactivations(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -96,15 +117,13 @@ def of_preactivations(
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(d gate, d up), (M, N), from dy (M, N), gate and up computed again from x (M, K), the weights (N, K) and biases (N,), all
-    of one dtype; dy contiguous. Autograd does not follow it."""
+    of one dtype; dy and biases contiguous. Autograd does not follow it, autocast does not change it."""
     gate = product(x, w_gate, bias_gate)
-    if activation == "swiglu" and dy.numel() >= WORTH_IN_EPILOGUE and not api.DISABLED:
+    if activation == "swiglu" and dy.numel() >= WORTH_IN_EPILOGUE:
         up = ep.acc if bias_up is None else ep.acc + ep.row(bias_up)
-        try:
-            d_gate = api.gemm(x, w_up, epilogue=ep.apply(d_silu_times, ep.load(dy), ep.load(gate), up))
+        d_gate = _by_ours(x, w_up, ep.apply(d_silu_times, ep.load(dy), ep.load(gate), up))
+        if d_gate is not None:
             return d_gate, dy * F.silu(gate)
-        except (TypeError, ValueError, UnsupportedDevice):  # before its launch
-            pass
     return of_gated(activation, gate, product(x, w_up, bias_up), dy)
 
 
@@ -126,9 +145,9 @@ def of_swiglu(
     """Gradients of `swiglu` by x (..., K), w_gate and w_up (N, K), bias_gate and bias_up (N,), from dy (..., N); None where not
     `wanted`."""
     rows, dy = rows_of(x), rows_of(dy).contiguous()
-    biases = tuple(None if b is None else b.to(x.dtype) for b in (bias_gate, bias_up))
+    biases = tuple(None if b is None else b.to(x.dtype).contiguous() for b in (bias_gate, bias_up))
     given = dy, rows, w_gate, w_up, *biases
-    if torch.is_grad_enabled() or not _ours(rows):
+    if not _ours(rows):
         gate, up = (multiply(rows, w, b) for w, b in zip((w_gate, w_up), biases, strict=True))
         d_gate, d_up = of_gated(activation, gate, up, dy)
     elif _watched(*given):

@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.backends.common import aot_autograd
+from torch.utils.flop_counter import FlopCounterMode
 
 import cute_kernels as ck
-from cute_kernels import api, gradient, reference
+from cute_kernels import api, gradient, launch, plans, reference, registry
 from cute_kernels import epilogue as ep
 
 BF16 = torch.bfloat16
@@ -189,6 +191,169 @@ def test_parts_of_a_backward_pass_by_name(gpu, monkeypatch):
         assert set(torch.library.opcheck(OPS.of_preactivations.default, given).values()) == {"SUCCESS"}
     with pytest.raises(NotImplementedError, match="has no derivative"):
         OPS.of_preactivations(given[0].requires_grad_(), *given[1:])[0].sum().backward()
+
+
+def calls(gpu, activation="swiglu"):
+    """(function, its operands) of every differentiable entry."""
+    x, g, u = mlp(grad=True)
+    packed = ck.interleave(g.detach(), u.detach()).tensor.requires_grad_()
+    how = {"activation": activation}
+    return {
+        "gemm": (ck.gemm, (x, g)),
+        "swiglu": (lambda *t: ck.swiglu(*t, kernel="stacked", **how), (x, g, u)),
+        "interleaved": (lambda x, w: OPS.swiglu_interleaved(x, w, **how), (x, packed)),
+    }
+
+
+@pytest.mark.parametrize("call", ["gemm", "swiglu", "interleaved"])
+def test_forward_mode_through_a_backward_pass(gpu, monkeypatch, call):
+    """The gradient is linear in dy: its tangent is the gradient for dy's tangent, by either interface."""
+    opened(monkeypatch)
+    function, given = calls(gpu, "glu")[call]  # silu_backward of PyTorch has no forward mode either
+    y, dy, tangent = function(*given), *(torch.randn(6, 24).to(BF16) for _ in range(2))
+
+    def backward(dy):
+        return torch.autograd.grad(y, given[0], dy, retain_graph=True)[0]
+
+    want = backward(tangent)
+    assert rel(torch.func.jvp(backward, (dy,), (tangent,))[1], want) < 0.01
+    with torch.autograd.forward_ad.dual_level():
+        found = backward(torch.autograd.forward_ad.make_dual(dy, tangent))
+        assert rel(torch.autograd.forward_ad.unpack_dual(found).tangent, want) < 0.01
+
+
+@pytest.mark.parametrize("call", ["gemm", "swiglu", "interleaved"])
+def test_many_gradients_at_once(gpu, monkeypatch, call):
+    """is_grads_batched and vectorize=True, whose vmap is not torch.func's."""
+    opened(monkeypatch)
+    function, given = calls(gpu)[call]
+    y, dy = function(*given), torch.randn(3, 6, 24).to(BF16)
+    single = [torch.autograd.grad(y, given, row, retain_graph=True) for row in dy]
+    both = torch.autograd.grad(y, given, dy, is_grads_batched=True, retain_graph=True)
+    for i, a in enumerate(both):
+        assert all(torch.equal(row, one[i]) for row, one in zip(a, single, strict=True))
+    x, *others = given
+    jacobian = torch.autograd.functional.jacobian(lambda x: function(x, *others), x.detach(), vectorize=True)
+    assert rel(torch.einsum("mnab,mn->ab", jacobian.float(), dy[0].float()), single[0][0]) < 0.02
+
+
+@pytest.mark.parametrize("worth", [0, gradient.WORTH])
+@pytest.mark.parametrize("call", ["gemm", "swiglu", "torch"])
+def test_compiled_backward_under_autocast_of_another_dtype(gpu, monkeypatch, call, worth):
+    """An operator's result has the dtype that its fake kernel promised, or compiled code reads other numbers."""
+    opened(monkeypatch, worth)
+    table = calls(gpu)
+    table["torch"] = lambda *t: OPS.swiglu(*t, use="torch"), table["swiglu"][1]
+    function, given = table[call]
+    want = torch.autograd.grad(function(*given).float().square().sum(), given)
+    y = torch.compile(function, fullgraph=True)(*given)
+    with torch.autocast("cpu", dtype=torch.float16):
+        got = torch.autograd.grad(y.float().square().sum(), given)
+        for op, args in ((OPS.gemm, given[:2]), (OPS.swiglu, mlp())):
+            for disabled in (False, True):
+                monkeypatch.setattr(api, "DISABLED", disabled)
+                assert op(*args).dtype == BF16
+        monkeypatch.setattr(api, "DISABLED", False)
+        monkeypatch.setattr(launch, "fuses", lambda x, n: False)
+        assert ck.swiglu(*mlp()).dtype == BF16
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype and rel(a, b) < 0.01
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_backward_in_a_capture(gpu, monkeypatch, known):
+    """What is not compiled yet is left to PyTorch, which needs no compilation."""
+    opened(monkeypatch)
+    launched = launch.launch
+
+    def capturing(name, *args):
+        if name == "gemm" and not known:
+            return launch.load((name, None, BF16, 0, launch.PLAIN), None)
+        return launched(name, *args)
+
+    given = mlp(grad=True)
+    monkeypatch.setattr(launch, "launch", capturing)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    spec = types.SimpleNamespace(check=lambda *a: types.SimpleNamespace(name="any"))
+    monkeypatch.setattr(registry, "get", lambda name: spec)
+    OPS.swiglu(*given, use="stacked").sum().backward()
+    assert gpu == ["swiglu_stacked"] + 6 * ["gemm"] * known
+    want = torch.autograd.grad(reference.eager(*given).sum(), given)
+    for t, b in zip(given, want, strict=True):
+        assert rel(t.grad, b) < 0.02
+
+
+def test_other_errors_of_a_launch_in_a_backward_pass_are_raised(gpu, monkeypatch):
+    opened(monkeypatch)
+    y = ck.gemm(*mlp(grad=True)[:2])
+
+    def fails(*args):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(launch, "launch", fails)
+    plans.forget()
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("gate", [-60000.0, -20.0, -5.0, 0.5, 6.0])
+def test_gradients_of_oai_in_float16(gate):
+    """With a gradient as large as loss scaling makes it."""
+    gate, up, dy = (torch.tensor([[v]]).half() for v in (gate, 0.5, 10000.0))
+    got = gradient.of_gated("swiglu_oai", gate, up, dy)
+    want = gradient.of_gated("swiglu_oai", *(t.double() for t in (gate, up, dy)))
+    for a, b in zip(got, want, strict=True):
+        assert torch.allclose(a.double(), b, rtol=0.01, atol=0.01)
+
+
+def test_flop_counter(gpu):
+    """A product counts 2 M N K, also in a backward pass: six of them for swiglu, beside the two of forward."""
+    product = 2 * 6 * 24 * 16
+    for name, (function, given) in calls(gpu).items():
+        with FlopCounterMode(display=False) as forward:
+            y = function(*given)
+        with FlopCounterMode(display=False) as backward:
+            y.sum().backward()
+        counts = (1, 2) if name == "gemm" else (2, 6)
+        assert (forward.get_total_flops(), backward.get_total_flops()) == tuple(n * product for n in counts)
+
+
+def test_a_bias_in_every_second_place(gpu, monkeypatch):
+    """Kernel-2's bias is packed; its halves are no vectors that an epilogue takes."""
+    opened(monkeypatch)
+    x, packed = calls(gpu)["interleaved"][1]
+    OPS.swiglu_interleaved(x, packed, torch.randn(48).to(BF16)).sum().backward()
+    assert gpu == ["swiglu_interleaved"] + 6 * ["gemm"]
+
+
+def test_wrong_parts_of_a_backward_pass(gpu, monkeypatch):
+    """By name: whatever the size, and with or without memory."""
+    x, g, u = mlp()
+    dy, bias = torch.randn(6, 24).to(BF16), torch.randn(24).to(BF16)
+    product, parts = OPS.product, OPS.of_preactivations
+    wrong = [
+        (product, (x, g, dy.float()), TypeError, "c is float32: dtypes must be equal"),
+        (product, (x, g, dy[:, :8]), ValueError, r"c has shape \(6, 8\), must be \(6, 24\)"),
+        (product, (x, g[:, :8]), ValueError, r"b has shape \(24, 8\), must be \(24, 16\)"),
+        (product, (x[None], g), ValueError, "must be matrices"),
+        (parts, (dy, x, g, u[:1], None, None, "swiglu"), ValueError, "w_up has shape"),
+        (parts, (dy[:1], x, g, u, None, None, "swiglu"), ValueError, "dy has shape"),
+        (parts, (dy, x, g, u, None, bias[:1], "swiglu"), ValueError, "bias_up has shape"),
+        (parts, (dy.float(), x, g, u, None, None, "swiglu"), TypeError, "dtypes must be equal"),
+    ]
+    for worth in (0, gradient.WORTH):
+        opened(monkeypatch, worth)
+        for op, args, error, words in wrong:
+            for place in ("cpu", "meta"):
+                with pytest.raises(error, match=words):
+                    op(*(t.to(place) if isinstance(t, torch.Tensor) else t for t in args))
+        for op, args in ((product, (x, g, dy)), (parts, (dy, x, g, u, bias, bias, "swiglu"))):
+            for i, t in enumerate(args):
+                if isinstance(t, torch.Tensor):
+                    with pytest.raises(ValueError, match="must be on one device"):
+                        op(*args[:i], t.to("meta"), *args[i + 1 :])
+        given = (torch.randn(24, 6).to(BF16).T, x, g, u, None, torch.randn(48).to(BF16)[::2])
+        assert set(torch.library.opcheck(parts.default, (*given, "swiglu")).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize(("n", "k"), [(0, 16), (8, 0)])
