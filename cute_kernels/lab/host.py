@@ -212,15 +212,32 @@ def first_call_in_a_capture() -> str:
 
 
 def training_times(step: str, shapes: Sequence[tuple[str, int]]):
-    """GPU time of forward, and of forward and backward, of eager SwiGLU and `ck.swiglu`, each in a CUDA graph, as a pandas table.
+    """GPU time of forward, and of forward and backward, of eager SwiGLU and `ck.swiglu`, each in a CUDA graph, and the memory
+    (10^6 bytes) that lies there after forward and at most during both, beside weights and x; as a pandas table.
 
     shapes: (Qwen-2.5 model, M). Kept as record "training_<step>" while notebooks are recorded; without a Hopper GPU the recorded
     table, labelled, or None.
     """
     import pandas as pd
 
-    rows = _timed(f"training_{step}", "training step", shapes, _training_steps)
-    return None if rows is None else pd.DataFrame({f"{r['model']} M={r['M']}, us": r["us"] for r in rows})
+    rows = _timed(f"training_{step}", "training step", shapes, _training_steps, memory)
+    if rows is None:
+        return None
+    return pd.DataFrame(
+        {f"{r['model']} M={r['M']}, {unit}": r[unit] for r in rows for unit in ("us", "MB") if unit in r}
+    )
+
+
+def memory(call: Callable[[], Any]) -> float:
+    """What a call has allocated at most while it ran, its result included, in 10^6 bytes; for a call whose result autograd
+    follows, what is still there when it is over."""
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    followed = isinstance(result, torch.Tensor) and result.requires_grad
+    after = torch.cuda.memory_allocated() if followed else torch.cuda.max_memory_allocated()
+    return round((after - before) / 1e6, 1)
 
 
 def backward_times(step: str, shapes: Sequence[tuple[str, int]]):
@@ -250,17 +267,19 @@ def _timed(
     what: str,
     shapes: Sequence[tuple[str, int]],
     calls_of: Callable[[int, int, int], dict[str, list[Callable[[], Any]]]],
+    memory_of: Callable[[Callable[[], Any]], float] | None = None,
 ) -> list[dict[str, Any]] | None:
-    """Rows {"model", "M", "us", ...} of calls_of(M, K, N) in turns, kept as a record of that name; without a GPU the recorded
-    ones."""
+    """Rows {"model", "M", "us", "MB" (by memory_of), ...} of calls_of(M, K, N) in turns, kept as a record of that name; without
+    a GPU the recorded ones."""
     record: dict[str, Any] | None
     if HAS_GPU:
         rows = []
         for model, m in shapes:
+            calls = calls_of(m, *QWEN25[model])
             try:
-                rows.append(
-                    {"model": model, "M": m, **bench.figures(bench.turns(calls_of(m, *QWEN25[model]), rounds=5))}
-                )
+                rows.append({"model": model, "M": m, **bench.figures(bench.turns(calls, rounds=5))})
+                if memory_of is not None:  # after the turns, which have warmed up
+                    rows[-1]["MB"] = {who: memory_of(call) for who, (call,) in calls.items()}
             except bench.CaptureError as why:
                 print(f"{what}: {why}")
                 return None
