@@ -141,7 +141,8 @@ def swiglu(
     kernel in the configuration that `hopper.choose` predicts to be fastest, or "torch" where that is predicted to be faster.
     early_weights: let the kernel read the weights before the kernel ahead of it in the stream has ended. Right only if that one
     does not write them; never done unasked.
-    Differentiable by x, weights and biases, but for out=: the backward pass computes gate and up again (gradient.py).
+    Differentiable by x, weights and biases, but for out=: the backward pass computes gate and up again (gradient.py). Forward
+    mode and torch.func.grad go to PyTorch's kernels where kernel is "auto", else they raise.
     With CUTE_KERNELS_DISABLE=1 in the environment every kernel is "torch".
     """
     tensors = (x, w_gate, w_up, bias_gate, bias_up)
@@ -150,7 +151,7 @@ def swiglu(
     if known is not None:
         return known
     check_kernel(kernel, activation, config, early_weights)
-    if DISABLED or (kernel == "auto" and config is None and has_tangent(*tensors)):
+    if DISABLED or (kernel == "auto" and config is None and (has_tangent(*tensors) or func_differentiates())):
         _check_config(config, GATED_KERNELS[kernel])
         kernel, config, early_weights = "torch", None, False
     if kernel != "torch":
@@ -753,13 +754,28 @@ def _differentiates(*tensors: Any) -> bool:
 
 
 def check_no_tangent(**tensors: Any) -> None:
-    """ValueError where forward-mode autograd follows one of these: the fused kernels would lose its tangent."""
+    """ValueError where forward-mode autograd follows one of these, whose tangent the fused kernels would lose, or torch.func
+    differentiates."""
+    if func_differentiates():
+        raise ValueError(
+            "torch.func.grad, vjp and what is made of them do not follow the fused kernels: use swiglu in its default, "
+            "swiglu(..., kernel='torch'), torch.matmul, or backward() and torch.autograd.grad"
+        )
     if has_tangent(*tensors.values()):
         who = next(who for who, t in tensors.items() if has_tangent(t))
         raise ValueError(
             f"{who} carries a tangent and this kernel has no forward-mode derivative: use swiglu(..., kernel='torch') or "
             "torch.matmul"
         )
+
+
+def func_differentiates() -> bool:
+    """Whether a call stands inside torch.func.grad, vjp or what is made of them, of which a custom operator's gradient knows
+    nothing; while Dynamo traces it is not told."""
+    if torch.compiler.is_compiling():
+        return False
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == torch._C._functorch.TransformType.Grad for level in levels)
 
 
 def has_tangent(*tensors: Any) -> bool:

@@ -4,9 +4,12 @@ torch.compile, which by itself cannot put two GEMMs and what joins them into one
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
+import itertools
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from . import api
-from .modules import PARTS, SwiGLUMLP, hooked
+from .modules import PARTS, SwiGLUMLP, is_plain
 
 
 @dataclass
@@ -34,9 +37,11 @@ def fuse(model: nn.Module) -> Fusion:
     """Replace the gated MLPs inside a model (modules with gate_proj, up_proj, down_proj and act_fn, such as transformers'
     Qwen2MLP and LlamaMLP) by `SwiGLUMLP`s that share their parameters; names in the state_dict stay.
 
-    What has other parts, hooks or arguments is skipped. The rest is tried on random rows, of usual and of large values, beside
-    its replacement: what computes something else there is skipped. The result, a `Fusion`, says why. In place. An MLP that is
-    the whole model: use SwiGLUMLP.from_hf. A part that torch.compile has wrapped already stays: fuse first.
+    What has other parts, methods, hooks or arguments is skipped, and so is what torch.compile has wrapped already: fuse first.
+    The rest is tried on random rows, of usual and of large values, in training and in evaluation, beside its replacement: what
+    computes something else there is skipped. The result, a `Fusion`, says why. In place. An MLP that is the whole model: use
+    SwiGLUMLP.from_hf. What is put on a layer afterwards (an adapter, a hook, a quantised weight) still runs; gate and up are
+    then called as they were before, and joined by PyTorch.
     """
     done, made = Fusion(), {}
     for name, mlp in list(model.named_modules(remove_duplicate=False)):
@@ -84,22 +89,34 @@ LARGE = 12.0  # size of pre-activations at which a clamp shows
 def _check_same(mlp: nn.Module, fused: SwiGLUMLP) -> None:
     """Raises Unfit unless both make the same of random rows."""
     weight = fused.gate_proj.weight
-    if hooked(mlp):
-        raise Unfit("it has hooks, which its replacement would not have")
     if weight.is_meta:
         raise Unfit("its weights are on the meta device, so it cannot be tried")
     with torch.no_grad(), torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []):
         x = torch.randn(2, 4, weight.shape[1], dtype=torch.float32, device="cpu").to(weight.device, weight.dtype)
         size = (x @ weight.T).float().square().mean().sqrt().item()
-        for rows in (x, x * (LARGE / size) if size else x):
-            want, got = mlp(rows), fused(rows)
+        for rows, training in itertools.product((x, x * (LARGE / size) if size else x), (False, True)):
+            with _mode(mlp, training):
+                want = mlp(rows)
+            got = fused(rows)
             if not isinstance(want, torch.Tensor) or want.shape != got.shape:
                 raise Unfit("its result has another form than that of down(act(gate(x)) * up(x))")
             want, got = want.double(), got.double()
-            if not want.any():
-                raise Unfit("its result is zero, so it cannot be tried")
+            if not want.any() or not want.isfinite().all():
+                raise Unfit("its result is zero, infinite or no number, so it cannot be tried")
             if not (got - want).norm() <= NEAR.get(weight.dtype, 0) * want.norm():  # NaN is not
                 raise Unfit("it computes something else than down(act(gate(x)) * up(x))")
+
+
+@contextlib.contextmanager
+def _mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """For a while in training or in evaluation, every part; then each as it was."""
+    before = {part: part.training for part in module.modules()}
+    try:
+        module.train(training)
+        yield
+    finally:
+        for part, was in before.items():
+            part.training = was
 
 
 # ---- torch.compile ---------------------------------------------------------------------------------------------------
@@ -186,6 +203,9 @@ def fuse_compiled(on: bool = True) -> GatedPass | None:
 
     Returns the pass, whose `count` says how many pairs it has fused; None when switched off. A pass of somebody else's that
     Inductor's config holds already still runs, first.
+    Fused is act(x @ w1.T) * (x @ w2.T) in any order, by F.linear (with or without bias), matmul or mm, with weights and x in
+    bf16 or fp16; left alone are float32 weights (under autocast too), a product in place (`g *= up`), quantised and
+    distributed weights, and what torch.func transforms.
     """
     from torch._inductor import config
 
@@ -297,10 +317,12 @@ def _is_gated(match: Any) -> bool:
     biases = [_value(b) for b in (b_gate, b_up) if b is not None]
     if any(v is None for v in (*values, *biases)) or _value(gate) is None:
         return False
+    if any(not is_plain(v) or torch._C._functorch.is_functorch_wrapped_tensor(v) for v in (*values, *biases)):
+        return False  # of a class that knows our operator no more than torch.func does
     dtypes = {v.dtype for v in (*values, _value(gate), _value(up))}
     if len(dtypes) > 1 or not dtypes <= set(api.DTYPES) or not {b.dtype for b in biases} <= set(api.OUT_DTYPES):
         return False
     n, k = values[1].shape
-    if values[1].shape != values[2].shape or n % api.STEP or k % api.STEP:
+    if values[1].shape != values[2].shape or n % api.STEP or k % api.STEP or any(b.shape != (n,) for b in biases):
         return False
     return api.on_hopper(values[0].device) and _nothing_between(match, gate, up)

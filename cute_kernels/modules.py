@@ -12,6 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn.modules.module import _has_any_global_hook
 
 from . import api, reference
 
@@ -54,7 +57,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_proj, self.up_proj
-        if not (plain(gate) and plain(up)):  # an adapter, a hook, a quantised layer: it does more than its weight says
+        if not (plain(gate) and plain(up) and is_plain(x)):  # an adapter, a hook, a quantised layer: more than its weight says
             return reference.GATED[self.activation](gate(x), up(x))
         return gated(x, gate.weight, up.weight, gate.bias, up.bias, self.activation)
 
@@ -67,6 +70,8 @@ class SwiGLUMLP(SwiGLU):
 
     Parameters as for `SwiGLU`; bias: of all three projections.
     """
+
+    takes = "x"  # the name by which forward may be given its argument
 
     def __init__(
         self,
@@ -100,9 +105,15 @@ class SwiGLUMLP(SwiGLU):
         _check_bare(mlp)
         made = cls.from_linear(*parts.values(), activation=activation_of(getattr(mlp, "act_fn", None)))
         made.training = mlp.training
+        (made.takes,) = inspect.signature(mlp.forward).parameters
         return made
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | None = None, **named: torch.Tensor) -> torch.Tensor:
+        """named: x by the name that it had in the MLP of `from_hf`. Raises TypeError for any other."""
+        if x is None and list(named) == [self.takes]:
+            x = named.pop(self.takes)
+        if x is None or named:
+            raise TypeError(f"forward takes x alone, by position or as {self.takes}=, and got {', '.join(named) or None}")
         return self.down_proj(super().forward(x))
 
 
@@ -122,7 +133,7 @@ def gated(
         with torch.autocast(kind, enabled=False):
             return gated(x, w_gate, w_up, bias_gate, bias_up, activation)
     tensors = (x, w_gate, w_up, bias_gate, bias_up)
-    if api.has_tangent(*tensors):  # forward mode
+    if api.has_tangent(*tensors) or api.func_differentiates():
         return api.swiglu(x, w_gate, w_up, bias_gate=bias_gate, bias_up=bias_up, activation=activation, kernel="torch")
     return torch.ops.cute_kernels.swiglu(*tensors, activation=activation, fallback=True)
 
@@ -160,37 +171,71 @@ def hooked(module: nn.Module) -> bool:
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
+#: tensors that are numbers in memory, or a tracer's picture of them; any other class decides by itself what an operator does
+PLAIN = (torch.Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
+
+
+def is_plain(t: Any) -> bool:
+    """Whether t is a tensor and no quantised, distributed, nested or other one of a class of its own."""
+    return type(t) in PLAIN
+
+
 def plain(layer: Any) -> bool:
     """Whether calling the layer is x @ weight.T + bias and nothing else."""
-    return type(layer) is nn.Linear and not hooked(layer) and "forward" not in layer.__dict__
+    return (
+        type(layer) is nn.Linear
+        and not hooked(layer)
+        and not _has_any_global_hook()
+        and "forward" not in layer.__dict__
+        and is_plain(layer.weight)
+        and (layer.bias is None or is_plain(layer.bias))
+    )
+
+
+#: what an MLP's class may say otherwise than nn.Module and still be replaced
+OWN = {"__init__", "__repr__", "forward", "extra_repr"}
+STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 
 
 def _check_bare(mlp: nn.Module) -> None:
-    """ValueError where an MLP has, or takes, more than the three layers, an activation and x."""
+    """ValueError where an MLP has, does or takes more than the three layers, an activation and x."""
     more = {name for name, _ in mlp.named_children()} - {*PARTS, "act_fn"}
     more |= {name for own in (mlp.named_parameters, mlp.named_buffers) for name, _ in own(recurse=False)}
     if more:
         raise ValueError(f"it has parts that its replacement would not have: {', '.join(sorted(more))}")
     if "forward" in mlp.__dict__:
         raise ValueError("its forward has been replaced")
-    takes = list(inspect.signature(mlp.forward).parameters)
-    if len(takes) != 1:
-        raise ValueError(f"its forward takes {', '.join(takes) or 'nothing'}, a replacement's takes x alone")
+    if mlp._compiled_call_impl is not None or any(part._compiled_call_impl is not None for part in mlp.children()):
+        raise ValueError("torch.compile has wrapped it or a part of it: fuse before")
+    if any(map(hooked, (mlp, *mlp.children()))) or any(getattr(mlp, hooks) for hooks in STATE_HOOKS):
+        raise ValueError("it has hooks, which its replacement would not have")
+    methods = [name for name, what in vars(nn.Module).items() if inspect.isfunction(what) and name not in OWN]
+    own = {name for name in methods if getattr(type(mlp), name) is not getattr(nn.Module, name) or name in mlp.__dict__}
+    if own:
+        raise ValueError(f"it has methods that its replacement would not have: {', '.join(sorted(own))}")
+    takes = inspect.signature(mlp.forward).parameters.values()
+    if len(takes) != 1 or {one.kind for one in takes} & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        raise ValueError(f"its forward takes {', '.join(map(str, takes)) or 'nothing'}, a replacement's takes x alone")
 
 
 def _check_linear(**layers: Any) -> None:
     """nn.Linear and nothing that does more, with weights of one shape for gate and up."""
     for name, layer in layers.items():
         if type(layer) is not nn.Linear:
-            raise TypeError(f"{name} is a {type(layer).__name__}, must be an nn.Linear")
+            kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+            raise TypeError(f"{name} is a {kind}, must be an nn.Linear")
         if hooked(layer):
             raise ValueError(f"{name} has hooks, which a fused kernel would pass by")
-        if not plain(layer):
+        if "forward" in layer.__dict__:
             raise ValueError(f"{name}'s forward has been replaced")
-        if not isinstance(layer.weight, nn.Parameter) or type(layer.weight.data) is not torch.Tensor:
-            raise TypeError(
-                f"{name}.weight is a {type(layer.weight).__name__}, must be a Parameter with a plain tensor"
-            )
+        for what, t in (("weight", layer.weight), ("bias", layer.bias)):
+            if t is not None and not (isinstance(t, nn.Parameter) and is_plain(t)):
+                raise TypeError(f"{name}.{what} is a {type(t).__name__}, must be a Parameter with a plain tensor")
     shapes = {name: tuple(layer.weight.shape) for name, layer in layers.items() if not name.startswith("down")}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"weights of gate and up must have one shape, these have {shapes}")

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from entries import MLP
 from test_ops import rel
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 import cute_kernels as ck
 from cute_kernels import fusion as fusing
@@ -88,7 +90,7 @@ def test_from_linear_and_from_hf_share_their_parameters():
     assert pair.gate_proj is theirs.gate_proj
     for wrong, kind, words in (
         ((nn.Linear(32, 48), nn.Linear(32, 40)), ValueError, "one shape"),
-        ((nn.Linear(32, 48), nn.Identity()), TypeError, "up is a Identity"),
+        ((nn.Linear(32, 48), nn.Identity()), TypeError, "up is a torch.nn.modules.linear.Identity"),
     ):
         with pytest.raises(kind, match=words):
             ck.SwiGLU.from_linear(*wrong)
@@ -123,6 +125,21 @@ def test_autocast_is_that_of_linear():
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     with torch.autocast("cpu", dtype=BF16):
         assert compiled(x).dtype == BF16
+
+
+@pytest.mark.parametrize("made", ["module", "fused"])
+def test_torch_func_differentiates_a_module(gpu, made):
+    layer = ck.SwiGLUMLP(32, 48, dtype=BF16) if made == "module" else ck.SwiGLUMLP.from_hf(MLP().to(BF16))
+    x = torch.randn(5, 32).to(BF16)
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x,)).float().sum()
+
+    parameters = dict(layer.named_parameters())
+    got = torch.func.grad(loss)(parameters, x)
+    loss(parameters, x).backward()
+    assert got.keys() == parameters.keys()
+    assert all(rel(got[name], parameter.grad) < 0.02 for name, parameter in parameters.items())
 
 
 class Model(nn.Module):
@@ -172,6 +189,39 @@ class Masked(MLP):
         return super().forward(x)
 
 
+class Noisy(MLP):
+    def forward(self, x):
+        return self.down_proj(F.dropout(F.silu(self.gate_proj(x)) * self.up_proj(x), 0.5, self.training))
+
+
+class OnlyTrained(MLP):
+    def forward(self, x):
+        return super().forward(x) if self.training else super().forward(x) * 2
+
+
+class Any_(MLP):
+    def forward(self, *rows):
+        return super().forward(rows[0])
+
+
+class Loads(MLP):
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        return super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Remembers(MLP):
+    def get_extra_state(self):
+        return 1
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Called(MLP):
+    def __call__(self, *args):
+        return super().__call__(*args)
+
+
 class Weird(MLP):
     def forward(self, x):
         rows, _ = x.shape  # two dimensions and no more
@@ -200,10 +250,61 @@ UNFIT = {  # -> a word of why
     "a layer's forward": (lambda: altered(lambda m: setattr(m.up_proj, "forward", m.up_proj.forward)), "replaced"),
     "an MLP's hook": (lambda: altered(lambda m: m.register_full_backward_hook(lambda *a: None)), "hooks"),
     "a pre-hook": (lambda: altered(lambda m: m.up_proj.register_forward_pre_hook(lambda *a: None)), "hooks"),
+    "an activation's hook": (lambda: altered(lambda m: m.act_fn.register_forward_hook(lambda *a: None)), "hooks"),
+    "a state_dict's hook": (lambda: altered(lambda m: m.register_state_dict_post_hook(lambda *a: None)), "hooks"),
+    "a pre-hook of loading": (
+        lambda: altered(lambda m: m.register_load_state_dict_pre_hook(lambda *a: None)),
+        "hooks",
+    ),
+    "dropout in training": (lambda: Noisy().eval(), "something else"),
+    "another result in evaluation": (OnlyTrained, "something else"),
+    "any number of arguments": (Any_, "takes *rows"),
+    "its own way to load": (Loads, "_load_from_state_dict"),
+    "its own state": (Remembers, "get_extra_state, set_extra_state"),
+    "its own call": (Called, "__call__"),
+    "its own state_dict": (lambda: altered(lambda m: setattr(m, "state_dict", m.state_dict)), "state_dict"),
+    "compiled in place": (lambda: altered(lambda m: m.compile()), "fuse before"),
+    "a layer compiled in place": (lambda: altered(lambda m: m.up_proj.compile()), "fuse before"),
+    "a weight of a class of its own": (lambda: altered(lambda m: quantise(m.up_proj)), "up_proj.weight is a Eights"),
+    "no number": (lambda: altered(lambda m: nn.init.constant_(m.up_proj.weight, math.nan)), "no number"),
     "meta": (lambda: MLP().to("meta"), "meta"),
     "flattened parameters": (lambda: altered(flatten), "must be a Parameter"),
     "compiled before": (lambda: torch.compile(MLP()), "fuse before"),
 }
+
+
+class Eights(torch.Tensor):
+    """A weight in eighths, as a library for quantisation would make it: it knows PyTorch's operators alone."""
+
+    @staticmethod
+    def __new__(cls, numbers):
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=BF16, requires_grad=False)
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __tensor_flatten__(self):
+        return ["numbers"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts, *rest):
+        return cls(parts["numbers"])
+
+    def value(self):
+        return self.numbers.to(BF16) / 8
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].numbers)
+        if function.namespace == "aten":
+            args, kwargs = tree_map_only(cls, cls.value, (args, kwargs or {}))
+            return function(*args, **kwargs)
+        raise NotImplementedError(f"{function} of Eights")
+
+
+def quantise(layer):
+    layer.weight = nn.Parameter(Eights((layer.weight.detach() * 8).round().to(torch.int8)), requires_grad=False)
 
 
 def flatten(mlp):
@@ -257,6 +358,72 @@ def test_what_is_put_on_a_layer_later_still_runs(gpu):
     handle.remove()
     mlp(x)
     assert gpu == ["swiglu_stacked"]
+
+
+def test_quantised_after_fuse(gpu):
+    model = nn.Sequential(MLP().to(BF16))
+    for name in ("gate_proj", "up_proj"):
+        nn.init.normal_(getattr(model[0], name).weight)
+    plain, x = copy.deepcopy(model), torch.randn(5, 32).to(BF16)
+    assert ck.fuse(model).count == 1
+    for mlp in (model[0], plain[0]):
+        quantise(mlp.gate_proj)
+    del gpu[:]
+    with torch.no_grad():
+        assert rel(model(x), plain(x)) < 0.01 and not gpu
+
+
+def test_the_pass_leaves_quantised_weights(gpu, pass_on):
+    model, x = MLP().to(BF16), torch.randn(5, 32).to(BF16)
+    nn.init.normal_(model.gate_proj.weight)
+    quantise(model.gate_proj)
+    with torch.no_grad():
+        assert rel(torch.compile(model)(x), model(x)) < 0.01
+    assert pass_on.count == 0
+
+
+def test_global_hooks_see_the_layers(gpu):
+    mlp, seen = ck.SwiGLUMLP(32, 48, dtype=BF16), []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *args: seen.append(module))
+    try:
+        mlp(torch.randn(5, 32).to(BF16))
+    finally:
+        handle.remove()
+    assert {mlp.gate_proj, mlp.up_proj, mlp.down_proj} <= set(seen)
+
+
+class Vision(MLP):  # as Qwen2.5-VL names it
+    def forward(self, hidden_state):
+        return super().forward(hidden_state)
+
+
+def test_an_argument_keeps_its_name():
+    model, x = nn.Sequential(Vision()), torch.randn(5, 32)
+    want = model[0](hidden_state=x)
+    assert ck.fuse(model).count == 1
+    assert torch.allclose(model[0](hidden_state=x), want, atol=1e-5) and torch.allclose(model[0](x), want, atol=1e-5)
+    assert torch.equal(copy.deepcopy(model)[0](hidden_state=x), model[0](x))
+    assert torch.equal(torch.compile(model[0], backend="eager", fullgraph=True)(hidden_state=x), model[0](x))
+    for given in ({}, {"y": x}, {"hidden_state": x, "y": x}):
+        with pytest.raises(TypeError, match="hidden_state="):
+            model[0](**given)
+    with pytest.raises(TypeError, match="hidden_state="):
+        model[0](x, hidden_state=x)
+    plain = ck.SwiGLUMLP(32, 48)
+    assert torch.equal(plain(x=x), plain(x))
+
+
+def test_fx_traces_a_fused_mlp():
+    model, x = nn.Sequential(MLP()), torch.randn(5, 32)
+    ck.fuse(model)
+    assert torch.allclose(torch.fx.symbolic_trace(model)(x), model(x), atol=1e-6)
+
+
+def test_modes_of_parts_stay():
+    model = nn.Sequential(MLP())
+    model[0].up_proj.eval()
+    ck.fuse(model)
+    assert model[0].training and model[0].gate_proj.training and not model[0].up_proj.training
 
 
 def test_modules_on_meta_and_in_float64():
@@ -417,6 +584,30 @@ def test_other_work_between_the_products_is_no_obstacle(gpu, pass_on):
 
     x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
     assert rel(torch.compile(beside)(x, a, b), beside(x, a, b)) < 0.01 and pass_on.count == 1
+
+
+@pytest.mark.parametrize("shape", [(1,), (5, 48), (48,)])
+@pytest.mark.parametrize("whose", ["gate", "up"])
+def test_a_bias_that_is_broadcast_is_left_to_pytorch(gpu, pass_on, whose, shape):
+    x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+    bias = torch.randn(shape).to(BF16)
+    biases = (bias, None) if whose == "gate" else (None, bias)
+
+    def f(x, a, b, of_gate, of_up):
+        return F.silu(F.linear(x, a, of_gate)) * F.linear(x, b, of_up)
+
+    assert rel(torch.compile(f)(x, a, b, *biases), f(x, a, b, *biases)) < 0.01
+    assert pass_on.count == (shape == (48,))
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, lambda f: torch.vmap(f, in_dims=(0, None, None))])
+def test_what_torch_func_transforms_is_left_to_pytorch(gpu, pass_on, transform):
+    x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+
+    def f(x, a, b):
+        return WRITTEN["linear"](x, a, b).float().sum()
+
+    assert rel(torch.compile(transform(f))(x, a, b), transform(f)(x, a, b)) < 0.02 and pass_on.count == 0
 
 
 @pytest.mark.parametrize("what", NOT_FUSED)

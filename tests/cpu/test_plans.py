@@ -137,8 +137,12 @@ def test_autograd_and_transforms_see_known_calls(gpu):
         assert torch.autograd.forward_ad.unpack_dual(ck.swiglu(dual, g, u)).tangent is not None
     both = torch.vmap(lambda one: ck.swiglu(one, g, u))(torch.stack([x, -x]))
     assert right(both[0], x, g, u) and right(both[1], -x, g, u)
-    with pytest.raises(RuntimeError, match="functorch"):  # PyTorch's operators have no torch.func.grad yet: it says so
-        torch.func.grad(lambda one: ck.swiglu(one, g, u).float().sum())(x)
+    want = torch.func.grad(lambda one: ck.reference.eager(one, g, u).float().sum())(x)
+    got = torch.func.grad(lambda one: ck.swiglu(one, g, u).float().sum())(x)
+    assert (got - want).norm() < 0.01 * want.norm()
+    for call in (lambda t: ck.gemm(t, g), lambda t: ck.swiglu(t, g, u, kernel="stacked")):
+        with pytest.raises(ValueError, match=r"torch\.func\.grad, vjp"):
+            torch.func.grad(lambda one, call=call: call(one).float().sum())(x)
     assert right(ck.swiglu(x, g, u), x, g, u)
 
 
