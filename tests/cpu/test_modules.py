@@ -464,6 +464,11 @@ def test_fuse_and_compile_a_qwen2(gpu):
     assert rel(got, want) < 0.01 and "swiglu_stacked" in gpu
 
 
+def operands(n=48):
+    """x (5, 32), and weights of gate and up (n, 32)."""
+    return torch.randn(5, 32).to(BF16), *((torch.randn(n, 32) / 6).to(BF16) for _ in range(2))
+
+
 ATEN = torch.ops.aten
 WRITTEN = {
     "linear": lambda x, a, b: F.silu(F.linear(x, a)) * F.linear(x, b),
@@ -478,7 +483,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("how", WRITTEN)
 def test_compiled_code_is_fused(gpu, pass_on, how):
-    x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+    x, a, b = operands()
     got = torch.compile(WRITTEN[how])(x, a, b)
     assert gpu == ["swiglu_stacked"] and pass_on.count == 1
     assert rel(got, reference.swiglu(x, a, b)) < 0.004
@@ -551,7 +556,7 @@ WRITES = {f.__name__[1:]: f for f in (_residual, _between, _view, _weight, _writ
 
 @pytest.mark.parametrize("what", WRITES)
 def test_no_product_is_moved_past_a_write(gpu, pass_on, what):
-    given = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+    given = operands()
     with torch.no_grad():
         want = WRITES[what](*(t.clone() for t in given))
         got = torch.compile(WRITES[what])(*(t.clone() for t in given))
@@ -567,7 +572,7 @@ def test_no_product_leaves_its_no_grad(gpu, pass_on, both):
             u = F.linear(x, b)
         return F.silu(g) * u + x.sum() * 0
 
-    x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+    x, a, b = operands()
     grads = []
     for call in (half, torch.compile(half)):
         leaf = x.clone().requires_grad_()
@@ -582,14 +587,14 @@ def test_other_work_between_the_products_is_no_obstacle(gpu, pass_on):
         other = torch.tanh(F.linear(x, a + b))
         return F.silu(g) * F.linear(x, b) + other
 
-    x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+    x, a, b = operands()
     assert rel(torch.compile(beside)(x, a, b), beside(x, a, b)) < 0.01 and pass_on.count == 1
 
 
 @pytest.mark.parametrize("shape", [(1,), (5, 48), (48,)])
 @pytest.mark.parametrize("whose", ["gate", "up"])
 def test_a_bias_that_is_broadcast_is_left_to_pytorch(gpu, pass_on, whose, shape):
-    x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+    x, a, b = operands()
     bias = torch.randn(shape).to(BF16)
     biases = (bias, None) if whose == "gate" else (None, bias)
 
@@ -602,7 +607,7 @@ def test_a_bias_that_is_broadcast_is_left_to_pytorch(gpu, pass_on, whose, shape)
 
 @pytest.mark.parametrize("transform", [torch.func.grad, lambda f: torch.vmap(f, in_dims=(0, None, None))])
 def test_what_torch_func_transforms_is_left_to_pytorch(gpu, pass_on, transform):
-    x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(48, 32) / 6).to(BF16) for _ in range(2))
+    x, a, b = operands()
 
     def f(x, a, b):
         return WRITTEN["linear"](x, a, b).float().sum()
@@ -613,7 +618,7 @@ def test_what_torch_func_transforms_is_left_to_pytorch(gpu, pass_on, transform):
 @pytest.mark.parametrize("what", NOT_FUSED)
 def test_what_is_left_alone(gpu, pass_on, what):
     n = 32 if what == "no transpose" or "nothing" in what else 48
-    x, a, b = torch.randn(5, 32).to(BF16), *((torch.randn(n, 32) / 6).to(BF16) for _ in range(2))
+    x, a, b = operands(n)
     want = NOT_FUSED[what](x, a, b)
     got = torch.compile(NOT_FUSED[what])(x, a, b)
     assert not gpu and pass_on.count == 0 and rel(got, want) < 0.01
